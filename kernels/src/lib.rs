@@ -1,1 +1,8 @@
-//! Placeholder.
+//! Tensor operations on the CPU, and the only home of `unsafe`: everything above sees safe functions.
+//!
+//! Reading order: [`quant`] (how weights lie in a file), [`linear`] (how they lie in memory, and the product),
+//! [`attention`], [`elementwise`], [`pool`] (who runs it), [`isa`] (which instructions), [`mmap`].
+#![expect(unsafe_code, reason = "SIMD loads and stores, the memory map and the scoped thread pool need it")]
+
+pub mod mmap;
+pub mod quant;
