@@ -4,5 +4,13 @@
 //! [`attention`], [`elementwise`], [`pool`] (who runs it), [`isa`] (which instructions), [`mmap`].
 #![expect(unsafe_code, reason = "SIMD loads and stores, the memory map and the scoped thread pool need it")]
 
+pub mod attention;
+pub mod elementwise;
+pub mod isa;
+pub mod linear;
 pub mod mmap;
+pub mod pool;
 pub mod quant;
+mod simd;
+
+pub use simd::LANES;

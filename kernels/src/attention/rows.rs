@@ -1,0 +1,235 @@
+//! The inner loops of attention: a tile of query rows against the blocks of one KV head.
+
+use super::{BLOCK_TOKENS, Share, Tile};
+use crate::simd::{LANES, Simd};
+
+/// Query rows that share a pass; 12 accumulators and a key fit the vector registers.
+pub(super) const MAX_ROWS: usize = 12;
+
+/// Blocks whose scores are held at once; 12 rows x 512 tokens x 4 B = 24 KB.
+const SEGMENT_BLOCKS: usize = 32;
+
+/// Scores, then weights: `[row][block of the segment][token]`.
+pub(super) struct Scratch {
+    scores: [[[f32; BLOCK_TOKENS]; SEGMENT_BLOCKS]; MAX_ROWS],
+}
+
+impl Scratch {
+    #[inline(always)]
+    pub(super) fn new() -> Self {
+        Self { scores: [[[0.0; BLOCK_TOKENS]; SEGMENT_BLOCKS]; MAX_ROWS] }
+    }
+}
+
+/// A query row: one token's query head.
+#[derive(Clone, Copy, Default)]
+struct Row {
+    /// Index of the token in the batch.
+    token: usize,
+    head: usize,
+    /// Tokens it sees: its own and all before it.
+    n_visible: usize,
+}
+
+/// Attends for every query head of `kv_head`'s group and every token of `tile`.
+#[inline(always)]
+pub(super) fn attend_tile<S: Simd>(
+    s: S,
+    share: &Share<'_>,
+    tile: &Tile,
+    kv_head: usize,
+    scratch: &mut Scratch,
+) {
+    let span = &share.attention.spans[tile.span_idx];
+    let group = share.attention.heads.n_heads / share.attention.heads.n_kv_heads;
+    let row = |i: usize| Row {
+        token: span.rows.start + tile.tokens.start + i / group,
+        head: kv_head * group + i % group,
+        n_visible: span.start + tile.tokens.start + i / group + 1,
+    };
+    let n_rows = tile.tokens.len() * group;
+    let pass = Pass { s, share, blocks: span.blocks, kv_head };
+    let mut done = 0;
+    while done < n_rows {
+        let rows = |i: usize| row(done + i);
+        done += match n_rows - done {
+            12.. => pass.attend::<12>(std::array::from_fn(rows), scratch),
+            6.. => pass.attend::<6>(std::array::from_fn(rows), scratch),
+            3.. => pass.attend::<3>(std::array::from_fn(rows), scratch),
+            2 => pass.attend::<2>(std::array::from_fn(rows), scratch),
+            _ => pass.attend::<1>(std::array::from_fn(rows), scratch),
+        };
+    }
+}
+
+/// One pass over the blocks of one sequence and KV head.
+#[derive(Clone, Copy)]
+struct Pass<'a, S> {
+    s: S,
+    share: &'a Share<'a>,
+    blocks: &'a [u32],
+    kv_head: usize,
+}
+
+/// Blocks whose scores are held at once.
+#[derive(Clone, Copy)]
+struct Segment<'a> {
+    blocks: &'a [u32],
+    first_token: usize,
+}
+
+impl<'a, S: Simd> Pass<'a, S> {
+    /// Attends for `R` rows and returns `R`.
+    #[inline(always)]
+    fn attend<const R: usize>(self, rows: [Row; R], scratch: &mut Scratch) -> usize {
+        let s = self.s;
+        let n_visible = rows.iter().map(|row| row.n_visible).max().unwrap_or(0);
+        let blocks = &self.blocks[..n_visible.div_ceil(BLOCK_TOKENS)];
+        let queries = self.queries(&rows);
+        let mut outs = rows.map(|row| self.out(row));
+        let mut peaks = [f32::NEG_INFINITY; R];
+        let mut sums = [s.splat(0.0); R];
+        for (i, blocks) in blocks.chunks(SEGMENT_BLOCKS).enumerate() {
+            let segment = Segment { blocks, first_token: i * SEGMENT_BLOCKS * BLOCK_TOKENS };
+            let tops = self.score(&queries, &rows, segment, scratch);
+            for r in 0..R {
+                let peak = peaks[r].max(s.highest(tops[r]));
+                let fade = s.exp(s.splat(peaks[r] - peak));
+                peaks[r] = peak;
+                sums[r] = s.mul(sums[r], fade);
+                for scores in &mut scratch.scores[r][..blocks.len()] {
+                    let weights = s.exp(s.sub(s.load(scores), s.splat(peak)));
+                    sums[r] = s.add(sums[r], weights);
+                    s.store(weights, scores);
+                }
+                self.scale(outs[r], fade);
+            }
+            self.mix(segment, n_visible - segment.first_token, scratch, &mut outs);
+        }
+        for (out, sum) in outs.into_iter().zip(sums) {
+            self.scale(out, s.splat(1.0 / s.sum(sum)));
+        }
+        R
+    }
+
+    /// The queries, transposed: `[head_dim][row]`.
+    #[inline(always)]
+    fn queries<const R: usize>(self, rows: &[Row; R]) -> Vec<[f32; R]> {
+        let heads = self.share.attention.heads;
+        let mut queries = vec![[0.0; R]; heads.head_dim];
+        for (r, row) in rows.iter().enumerate() {
+            let start = row.token * heads.row_len() + row.head * heads.head_dim;
+            let query = &self.share.attention.qkv[start..start + heads.head_dim];
+            queries.iter_mut().zip(query).for_each(|(q, &x)| q[r] = x);
+        }
+        queries
+    }
+
+    /// The row's output, zeroed.
+    #[inline(always)]
+    fn out(self, row: Row) -> &'a mut [f32] {
+        let heads = self.share.attention.heads;
+        let start = (row.token * heads.n_heads + row.head) * heads.head_dim;
+        // SAFETY: every (token, head) belongs to one row of one tile, and no tile is taken twice.
+        let out = unsafe { self.share.out.slice(start..start + heads.head_dim) };
+        out.fill(0.0);
+        out
+    }
+
+    #[inline(always)]
+    fn scale(self, out: &mut [f32], factor: S::F) {
+        for out in out.as_chunks_mut::<LANES>().0 {
+            self.s.store(self.s.mul(self.s.load(out), factor), out);
+        }
+    }
+
+    /// Fills the scores of a segment and returns the greatest per row and lane; tokens out of sight score -inf.
+    #[inline(always)]
+    fn score<const R: usize>(
+        self,
+        queries: &[[f32; R]],
+        rows: &[Row; R],
+        segment: Segment<'_>,
+        scratch: &mut Scratch,
+    ) -> [S::F; R] {
+        let s = self.s;
+        let minus_infinity = s.splat(f32::NEG_INFINITY);
+        let mut tops = [minus_infinity; R];
+        for (i, &block) in segment.blocks.iter().enumerate() {
+            let start = self.share.attention.tile_at(block, self.kv_head);
+            let keys = &self.share.kv[start..start + self.share.attention.heads.tile_len()];
+            let mut acc = [s.splat(0.0); R];
+            for (key, query) in keys.as_chunks().0.iter().zip(queries) {
+                let key = s.load_f16(key);
+                for r in 0..R {
+                    acc[r] = s.fma(s.splat(query[r]), key, acc[r]);
+                }
+            }
+            let first_token = segment.first_token + i * BLOCK_TOKENS;
+            for r in 0..R {
+                let n_visible = rows[r].n_visible.saturating_sub(first_token).min(BLOCK_TOKENS);
+                let scores = s.keep_first(n_visible, acc[r], minus_infinity);
+                tops[r] = s.max(tops[r], scores);
+                s.store(scores, &mut scratch.scores[r][i]);
+            }
+        }
+        tops
+    }
+
+    /// Adds the weighted values of a segment's first `n_tokens` tokens.
+    #[inline(always)]
+    fn mix<const R: usize>(
+        self,
+        segment: Segment<'_>,
+        n_tokens: usize,
+        scratch: &Scratch,
+        outs: &mut [&mut [f32]; R],
+    ) {
+        let n_vectors = self.share.attention.heads.head_dim / LANES;
+        for v in (0..n_vectors - n_vectors % 2).step_by(2) {
+            self.mix_columns::<R, 2>(segment, n_tokens, scratch, v, outs);
+        }
+        if n_vectors % 2 == 1 {
+            self.mix_columns::<R, 1>(segment, n_tokens, scratch, n_vectors - 1, outs);
+        }
+    }
+
+    /// The same for `V` vectors of every row's output, from vector `first` on.
+    #[inline(always)]
+    fn mix_columns<const R: usize, const V: usize>(
+        self,
+        segment: Segment<'_>,
+        n_tokens: usize,
+        scratch: &Scratch,
+        first: usize,
+        outs: &mut [&mut [f32]; R],
+    ) {
+        let s = self.s;
+        let heads = self.share.attention.heads;
+        let mut acc = [[s.splat(0.0); V]; R];
+        for (acc, out) in acc.iter_mut().zip(&*outs) {
+            for (acc, out) in acc.iter_mut().zip(&out.as_chunks().0[first..]) {
+                *acc = s.load(out);
+            }
+        }
+        for (i, &block) in segment.blocks.iter().enumerate() {
+            let start = self.share.attention.tile_at(block, self.kv_head) + heads.tile_len();
+            let values = &self.share.kv[start..start + heads.tile_len()];
+            let n_tokens = (n_tokens - i * BLOCK_TOKENS).min(BLOCK_TOKENS);
+            for (t, value) in values.chunks_exact(heads.head_dim).take(n_tokens).enumerate() {
+                let value = &value.as_chunks::<LANES>().0[first..first + V];
+                for v in 0..V {
+                    let value = s.load_f16(&value[v]);
+                    for (acc, scores) in acc.iter_mut().zip(&scratch.scores) {
+                        acc[v] = s.fma(s.splat(scores[i][t]), value, acc[v]);
+                    }
+                }
+            }
+        }
+        for (acc, out) in acc.iter().zip(outs) {
+            for (&acc, out) in acc.iter().zip(&mut out.as_chunks_mut().0[first..]) {
+                s.store(acc, out);
+            }
+        }
+    }
+}

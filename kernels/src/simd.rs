@@ -1,0 +1,115 @@
+//! The vector vocabulary of the kernels: sixteen f32 lanes, sixteen i32 lanes and 64 packed bytes.
+//!
+//! An implementor is a token that proves the instructions exist, hence its methods are safe to call.
+//! Contract: every lane rounds as IEEE f32 with one rounding per operation (`fma` is one operation), so that
+//! all implementations agree bit for bit.
+
+use half::f16;
+
+#[cfg(target_arch = "x86_64")]
+pub(crate) mod avx2;
+#[cfg(target_arch = "x86_64")]
+pub(crate) mod avx512;
+mod portable;
+#[cfg(test)]
+mod tests;
+
+pub(crate) use portable::Portable;
+
+/// Lanes of a vector; also tokens of a KV block and rows of a weight group.
+pub const LANES: usize = 16;
+
+/// 64 bytes of packed weights: one cache line, one 512-bit register.
+#[derive(Debug, Clone, Copy)]
+#[repr(C, align(64))]
+pub(crate) struct Line(pub(crate) [u8; 64]);
+
+pub(crate) trait Simd: Copy {
+    /// 16 x f32.
+    type F: Copy;
+    /// 16 x i32.
+    type I: Copy;
+    /// 64 x u8.
+    type B: Copy;
+
+    fn splat(self, x: f32) -> Self::F;
+    fn load(self, from: &[f32; LANES]) -> Self::F;
+    fn store(self, v: Self::F, to: &mut [f32; LANES]);
+    fn load_f16(self, from: &[f16; LANES]) -> Self::F;
+    /// Rounds to nearest even; the caller keeps |v| within f16's range.
+    fn store_f16(self, v: Self::F, to: &mut [f16; LANES]);
+    fn add(self, a: Self::F, b: Self::F) -> Self::F;
+    fn sub(self, a: Self::F, b: Self::F) -> Self::F;
+    fn mul(self, a: Self::F, b: Self::F) -> Self::F;
+    fn div(self, a: Self::F, b: Self::F) -> Self::F;
+    /// a x b + c, rounded once.
+    fn fma(self, a: Self::F, b: Self::F, c: Self::F) -> Self::F;
+    /// `if a > b { a } else { b }` per lane.
+    fn max(self, a: Self::F, b: Self::F) -> Self::F;
+    /// `if a < b { a } else { b }` per lane.
+    fn min(self, a: Self::F, b: Self::F) -> Self::F;
+    /// Nearest integer, ties to even.
+    fn round(self, v: Self::F) -> Self::F;
+    /// 2^v for integral v in -126..=127.
+    fn pow2(self, v: Self::F) -> Self::F;
+    /// The first `n` lanes of `v`, the others from `fill`; n <= 16.
+    fn keep_first(self, n: usize, v: Self::F, fill: Self::F) -> Self::F;
+    /// `v` in lanes where x >= limit, 0 elsewhere.
+    fn zero_below(self, x: Self::F, limit: f32, v: Self::F) -> Self::F;
+    /// Nearest integer, ties to even; the caller keeps |v| <= 127.
+    fn to_i8(self, v: Self::F) -> [i8; LANES];
+
+    fn load_line(self, line: &Line) -> Self::B;
+    fn low_nibbles(self, v: Self::B) -> Self::B;
+    fn high_nibbles(self, v: Self::B) -> Self::B;
+    fn splat_i32(self, x: i32) -> Self::I;
+    fn to_f32(self, v: Self::I) -> Self::F;
+    /// Lane i: acc + sum over j < 4 of w[4i + j] (unsigned, at most 15) x byte j of `x` (signed).
+    fn dot_nibbles(self, acc: Self::I, w: Self::B, x: i32) -> Self::I;
+    /// The same for any unsigned bytes `w`.
+    fn dot_bytes(self, acc: Self::I, w: Self::B, x: i32) -> Self::I;
+
+    /// e^v to about 2 ulp for v <= 88; exactly 0 below -87, exactly 1 at 0.
+    /// Cody-Waite reduction and Cephes' `expf` polynomial.
+    #[inline(always)]
+    fn exp(self, v: Self::F) -> Self::F {
+        const LOWEST: f32 = -87.0;
+        const POLYNOMIAL: [f32; 5] = [1.398_2e-3, 8.333_452e-3, 4.166_579_6e-2, 1.666_666_5e-1, 0.5];
+        let x = self.min(self.max(v, self.splat(LOWEST)), self.splat(88.0));
+        let n = self.round(self.mul(x, self.splat(std::f32::consts::LOG2_E)));
+        let r = self.fma(n, self.splat(-0.693_359_4), x);
+        let r = self.fma(n, self.splat(2.121_944_4e-4), r);
+        let mut p = self.splat(1.987_569_1e-4);
+        for c in POLYNOMIAL {
+            p = self.fma(p, r, self.splat(c));
+        }
+        let p = self.fma(p, self.mul(r, r), self.add(r, self.splat(1.0)));
+        self.zero_below(v, LOWEST, self.mul(p, self.pow2(n)))
+    }
+
+    /// Sum of all lanes, as a fixed tree.
+    #[inline(always)]
+    fn sum(self, v: Self::F) -> f32 {
+        self.reduce(v, |a, b| a + b)
+    }
+
+    /// The greatest lane.
+    #[inline(always)]
+    fn highest(self, v: Self::F) -> f32 {
+        self.reduce(v, f32::max)
+    }
+
+    #[inline(always)]
+    fn reduce(self, v: Self::F, f: impl Fn(f32, f32) -> f32) -> f32 {
+        let mut lanes = [0.0; LANES];
+        self.store(v, &mut lanes);
+        let mut width = LANES / 2;
+        while width > 0 {
+            for i in 0..width {
+                lanes[i] = f(lanes[i], lanes[i + width]);
+            }
+            width /= 2;
+        }
+        lanes[0]
+    }
+}

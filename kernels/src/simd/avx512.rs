@@ -1,0 +1,149 @@
+//! The vector vocabulary in AVX-512 (F, BW, VL, VNNI): one register per value.
+
+use std::arch::x86_64 as x86;
+
+use half::f16;
+
+use super::{LANES, Line, Simd};
+
+const NEAREST: i32 = x86::_MM_FROUND_TO_NEAREST_INT | x86::_MM_FROUND_NO_EXC;
+
+/// Proof that the machine has AVX-512 F, BW, VL and VNNI.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Avx512(());
+
+impl Avx512 {
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx2,fma,f16c")]
+    pub(crate) fn new() -> Self {
+        Self(())
+    }
+}
+
+/// One intrinsic without memory access.
+macro_rules! op {
+    ($intrinsic:ident $(::<{ $c:expr }>)? ($($arg:expr),*)) => {
+        // SAFETY: the token proves that the instruction exists; it reads no memory.
+        unsafe { x86::$intrinsic $(::<{ $c }>)? ($($arg),*) }
+    };
+}
+
+impl Simd for Avx512 {
+    type F = x86::__m512;
+    type I = x86::__m512i;
+    type B = x86::__m512i;
+
+    #[inline(always)]
+    fn splat(self, x: f32) -> Self::F {
+        op!(_mm512_set1_ps(x))
+    }
+    #[inline(always)]
+    fn load(self, from: &[f32; LANES]) -> Self::F {
+        // SAFETY: the token proves the instruction; the reference covers 64 bytes.
+        unsafe { x86::_mm512_loadu_ps(from.as_ptr()) }
+    }
+    #[inline(always)]
+    fn store(self, v: Self::F, to: &mut [f32; LANES]) {
+        // SAFETY: the token proves the instruction; the reference covers 64 bytes.
+        unsafe { x86::_mm512_storeu_ps(to.as_mut_ptr(), v) }
+    }
+    #[inline(always)]
+    fn load_f16(self, from: &[f16; LANES]) -> Self::F {
+        // SAFETY: the token proves the instruction; the reference covers 32 bytes.
+        let halves = unsafe { x86::_mm256_loadu_si256(from.as_ptr().cast()) };
+        op!(_mm512_cvtph_ps(halves))
+    }
+    #[inline(always)]
+    fn store_f16(self, v: Self::F, to: &mut [f16; LANES]) {
+        let halves = op!(_mm512_cvtps_ph::<{ NEAREST }>(v));
+        // SAFETY: the token proves the instruction; the reference covers 32 bytes.
+        unsafe { x86::_mm256_storeu_si256(to.as_mut_ptr().cast(), halves) }
+    }
+    #[inline(always)]
+    fn add(self, a: Self::F, b: Self::F) -> Self::F {
+        op!(_mm512_add_ps(a, b))
+    }
+    #[inline(always)]
+    fn sub(self, a: Self::F, b: Self::F) -> Self::F {
+        op!(_mm512_sub_ps(a, b))
+    }
+    #[inline(always)]
+    fn mul(self, a: Self::F, b: Self::F) -> Self::F {
+        op!(_mm512_mul_ps(a, b))
+    }
+    #[inline(always)]
+    fn div(self, a: Self::F, b: Self::F) -> Self::F {
+        op!(_mm512_div_ps(a, b))
+    }
+    #[inline(always)]
+    fn fma(self, a: Self::F, b: Self::F, c: Self::F) -> Self::F {
+        op!(_mm512_fmadd_ps(a, b, c))
+    }
+    #[inline(always)]
+    fn max(self, a: Self::F, b: Self::F) -> Self::F {
+        op!(_mm512_max_ps(a, b))
+    }
+    #[inline(always)]
+    fn min(self, a: Self::F, b: Self::F) -> Self::F {
+        op!(_mm512_min_ps(a, b))
+    }
+    #[inline(always)]
+    fn round(self, v: Self::F) -> Self::F {
+        op!(_mm512_roundscale_ps::<{ NEAREST }>(v))
+    }
+    #[inline(always)]
+    fn pow2(self, v: Self::F) -> Self::F {
+        let n = op!(_mm512_cvtps_epi32(v));
+        let exponent = op!(_mm512_add_epi32(n, self.splat_i32(127)));
+        let bits = op!(_mm512_slli_epi32::<{ 23 }>(exponent));
+        op!(_mm512_castsi512_ps(bits))
+    }
+    #[inline(always)]
+    fn keep_first(self, n: usize, v: Self::F, fill: Self::F) -> Self::F {
+        op!(_mm512_mask_blend_ps(((1u32 << n) - 1) as u16, fill, v))
+    }
+    #[inline(always)]
+    fn zero_below(self, x: Self::F, limit: f32, v: Self::F) -> Self::F {
+        let keep = op!(_mm512_cmp_ps_mask::<{ x86::_CMP_GE_OQ }>(x, self.splat(limit)));
+        op!(_mm512_maskz_mov_ps(keep, v))
+    }
+    #[inline(always)]
+    fn to_i8(self, v: Self::F) -> [i8; LANES] {
+        let n = op!(_mm512_cvtps_epi32(v));
+        let bytes = op!(_mm512_cvtepi32_epi8(n));
+        let mut out = [0; LANES];
+        // SAFETY: the token proves the instruction; the array covers 16 bytes.
+        unsafe { x86::_mm_storeu_si128(out.as_mut_ptr().cast(), bytes) };
+        out
+    }
+    #[inline(always)]
+    fn load_line(self, line: &Line) -> Self::B {
+        // SAFETY: the token proves the instruction; a line is 64 bytes aligned to 64.
+        unsafe { x86::_mm512_load_si512(line.0.as_ptr().cast()) }
+    }
+    #[inline(always)]
+    fn low_nibbles(self, v: Self::B) -> Self::B {
+        let mask = op!(_mm512_set1_epi8(15));
+        op!(_mm512_and_si512(v, mask))
+    }
+    #[inline(always)]
+    fn high_nibbles(self, v: Self::B) -> Self::B {
+        let shifted = op!(_mm512_srli_epi16::<{ 4 }>(v));
+        self.low_nibbles(shifted)
+    }
+    #[inline(always)]
+    fn splat_i32(self, x: i32) -> Self::I {
+        op!(_mm512_set1_epi32(x))
+    }
+    #[inline(always)]
+    fn to_f32(self, v: Self::I) -> Self::F {
+        op!(_mm512_cvtepi32_ps(v))
+    }
+    #[inline(always)]
+    fn dot_nibbles(self, acc: Self::I, w: Self::B, x: i32) -> Self::I {
+        self.dot_bytes(acc, w, x)
+    }
+    #[inline(always)]
+    fn dot_bytes(self, acc: Self::I, w: Self::B, x: i32) -> Self::I {
+        op!(_mm512_dpbusd_epi32(acc, w, self.splat_i32(x)))
+    }
+}

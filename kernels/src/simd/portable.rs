@@ -1,0 +1,114 @@
+//! The vector vocabulary in plain Rust: the definition the others are tested against.
+
+use std::array::from_fn;
+
+use half::f16;
+
+use super::{LANES, Line, Simd};
+
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Portable;
+
+impl Simd for Portable {
+    type F = [f32; LANES];
+    type I = [i32; LANES];
+    type B = [u8; 64];
+
+    #[inline(always)]
+    fn splat(self, x: f32) -> Self::F {
+        [x; LANES]
+    }
+    #[inline(always)]
+    fn load(self, from: &[f32; LANES]) -> Self::F {
+        *from
+    }
+    #[inline(always)]
+    fn store(self, v: Self::F, to: &mut [f32; LANES]) {
+        *to = v;
+    }
+    #[inline(always)]
+    fn load_f16(self, from: &[f16; LANES]) -> Self::F {
+        from.map(f16::to_f32)
+    }
+    #[inline(always)]
+    fn store_f16(self, v: Self::F, to: &mut [f16; LANES]) {
+        *to = v.map(f16::from_f32);
+    }
+    #[inline(always)]
+    fn add(self, a: Self::F, b: Self::F) -> Self::F {
+        from_fn(|i| a[i] + b[i])
+    }
+    #[inline(always)]
+    fn sub(self, a: Self::F, b: Self::F) -> Self::F {
+        from_fn(|i| a[i] - b[i])
+    }
+    #[inline(always)]
+    fn mul(self, a: Self::F, b: Self::F) -> Self::F {
+        from_fn(|i| a[i] * b[i])
+    }
+    #[inline(always)]
+    fn div(self, a: Self::F, b: Self::F) -> Self::F {
+        from_fn(|i| a[i] / b[i])
+    }
+    #[inline(always)]
+    fn fma(self, a: Self::F, b: Self::F, c: Self::F) -> Self::F {
+        from_fn(|i| a[i].mul_add(b[i], c[i]))
+    }
+    #[inline(always)]
+    fn max(self, a: Self::F, b: Self::F) -> Self::F {
+        from_fn(|i| if a[i] > b[i] { a[i] } else { b[i] })
+    }
+    #[inline(always)]
+    fn min(self, a: Self::F, b: Self::F) -> Self::F {
+        from_fn(|i| if a[i] < b[i] { a[i] } else { b[i] })
+    }
+    #[inline(always)]
+    fn round(self, v: Self::F) -> Self::F {
+        v.map(f32::round_ties_even)
+    }
+    #[inline(always)]
+    fn pow2(self, v: Self::F) -> Self::F {
+        v.map(|n| f32::from_bits(((n as i32 + 127) << 23).cast_unsigned()))
+    }
+    #[inline(always)]
+    fn keep_first(self, n: usize, v: Self::F, fill: Self::F) -> Self::F {
+        from_fn(|i| if i < n { v[i] } else { fill[i] })
+    }
+    #[inline(always)]
+    fn zero_below(self, x: Self::F, limit: f32, v: Self::F) -> Self::F {
+        from_fn(|i| if x[i] >= limit { v[i] } else { 0.0 })
+    }
+    #[inline(always)]
+    fn to_i8(self, v: Self::F) -> [i8; LANES] {
+        v.map(|x| x.round_ties_even() as i8)
+    }
+    #[inline(always)]
+    fn load_line(self, line: &Line) -> Self::B {
+        line.0
+    }
+    #[inline(always)]
+    fn low_nibbles(self, v: Self::B) -> Self::B {
+        v.map(|b| b & 15)
+    }
+    #[inline(always)]
+    fn high_nibbles(self, v: Self::B) -> Self::B {
+        v.map(|b| b >> 4)
+    }
+    #[inline(always)]
+    fn splat_i32(self, x: i32) -> Self::I {
+        [x; LANES]
+    }
+    #[inline(always)]
+    fn to_f32(self, v: Self::I) -> Self::F {
+        v.map(|x| x as f32)
+    }
+    #[inline(always)]
+    fn dot_nibbles(self, acc: Self::I, w: Self::B, x: i32) -> Self::I {
+        self.dot_bytes(acc, w, x)
+    }
+    #[inline(always)]
+    fn dot_bytes(self, acc: Self::I, w: Self::B, x: i32) -> Self::I {
+        let x = x.to_le_bytes().map(|b| i32::from(b.cast_signed()));
+        from_fn(|i| (0..4).fold(acc[i], |sum, j| sum + i32::from(w[4 * i + j]) * x[j]))
+    }
+}
