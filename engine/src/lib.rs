@@ -1,1 +1,18 @@
-//! Placeholder.
+//! Runs a model on one device: schedule, forward, publish. Synchronous, without network; it owns KV memory.
+
+pub mod arena;
+pub mod engine;
+mod exports;
+pub mod forward;
+mod grants;
+pub mod job;
+pub mod metrics;
+pub mod reference;
+pub mod sample;
+mod scheduler;
+mod sequence;
+pub mod shape;
+mod steps;
+pub mod weights;
+
+pub use engine::{Engine, EngineConfig};

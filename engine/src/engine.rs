@@ -1,0 +1,196 @@
+//! The engine: one OS thread that owns a device's KV memory and runs steps; everybody else holds an [`Engine`] handle.
+
+use std::fmt;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, mpsc};
+use std::thread::JoinHandle;
+
+use kernels::ThreadPool;
+use kv::announce::Announcer;
+use kv::geometry::Geometry;
+use kv::port::{Port, PortCommand};
+
+use crate::arena::KvGeometry;
+use crate::job::{Error, Job, SequenceId};
+use crate::sequence::Place;
+use crate::steps::Steps;
+use crate::weights::Weights;
+
+/// Limits of one engine.
+#[derive(Debug, Clone, Copy)]
+pub struct EngineConfig {
+    /// KV blocks of 16 tokens.
+    pub n_blocks: u32,
+    /// Tokens in one step: decode tokens and slices of prefill together.
+    pub step_tokens: usize,
+    /// Sequences in the running set.
+    pub max_running: usize,
+    /// Turns in the engine, waiting ones included.
+    pub max_turns: usize,
+}
+
+/// What the engine's thread is told.
+pub(crate) enum Command {
+    Submit(SequenceId, Box<Job>, Place),
+    Filled { id: SequenceId, first_token: Option<u32>, whole: bool },
+    Cancel(SequenceId),
+    Port(PortCommand),
+    Stop,
+}
+
+/// A handle to a running engine. Dropping the last one stops the thread after its current step.
+#[derive(Clone)]
+pub struct Engine {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    commands: mpsc::Sender<Command>,
+    next_id: AtomicU64,
+    live: Arc<AtomicUsize>,
+    max_turns: usize,
+    announcer: Announcer,
+    geometry: Geometry,
+    context_tokens: usize,
+    thread: Mutex<Option<JoinHandle<()>>>,
+}
+
+impl fmt::Debug for Engine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Engine").field("live", &self.shared.live.load(Ordering::Relaxed)).finish_non_exhaustive()
+    }
+}
+
+impl Engine {
+    /// Starts the thread. `fingerprint` names the model in block hashes and handshakes; `name` the thread and metrics.
+    ///
+    /// # Errors
+    /// When the operating system refuses a thread.
+    pub fn start(
+        weights: Arc<Weights>,
+        threads: Arc<ThreadPool>,
+        fingerprint: [u8; 32],
+        config: EngineConfig,
+        name: &str,
+    ) -> std::io::Result<Self> {
+        let (commands, inbox) = mpsc::channel();
+        let announcer = Announcer::default();
+        let live = Arc::new(AtomicUsize::new(0));
+        let context_tokens = weights.shape().context_len.min(config.n_blocks as usize * kv::BLOCK_TOKENS);
+        let geometry = geometry_of(weights.shape().kv_geometry(), fingerprint);
+        let steps = Steps::new(weights, threads, config, announcer.clone(), name.to_owned());
+        let thread = std::thread::Builder::new().name(format!("engine {name}")).spawn(move || {
+            let run = std::panic::AssertUnwindSafe(|| steps.run(&inbox));
+            if std::panic::catch_unwind(run).is_err() {
+                tracing::error!("a broken invariant in the engine: the process ends so that it can be restarted");
+                std::process::abort();
+            }
+        })?;
+        let shared = Shared {
+            commands,
+            next_id: AtomicU64::new(1),
+            live,
+            max_turns: config.max_turns,
+            announcer,
+            geometry,
+            context_tokens,
+            thread: Mutex::new(Some(thread)),
+        };
+        Ok(Self { shared: Arc::new(shared) })
+    }
+
+    /// Hands a turn to the engine; its sink hears of everything that follows.
+    ///
+    /// # Errors
+    /// When all places are taken or the engine has stopped.
+    pub fn submit(&self, job: Job) -> Result<SequenceId, Error> {
+        let limit = self.shared.max_turns;
+        // Every live turn sends a bounded number of commands, so this limit bounds the inbox too.
+        let place = Place::take(&self.shared.live, limit).ok_or(Error::Overloaded { limit })?;
+        let id = SequenceId(self.shared.next_id.fetch_add(1, Ordering::Relaxed));
+        self.shared.commands.send(Command::Submit(id, Box::new(job), place)).map_err(|_| Error::Stopped)?;
+        Ok(id)
+    }
+
+    /// The bytes a sequence waited for have arrived. `first_token` comes with a handover.
+    pub fn filled(&self, id: SequenceId, first_token: Option<u32>) {
+        self.send(Command::Filled { id, first_token, whole: true });
+    }
+
+    /// The bytes will not arrive: the engine computes what is missing.
+    pub fn not_filled(&self, id: SequenceId) {
+        self.send(Command::Filled { id, first_token: None, whole: false });
+    }
+
+    /// Stops a turn before its next step; its sink hears nothing more. Unknown ids are ignored.
+    pub fn cancel(&self, id: SequenceId) {
+        self.send(Command::Cancel(id));
+    }
+
+    /// The door to this engine's KV memory.
+    #[must_use]
+    pub fn port(&self) -> Port {
+        let commands = self.shared.commands.clone();
+        Port::new(move |command| commands.send(Command::Port(command)).is_ok())
+    }
+
+    /// The news for routers.
+    #[must_use]
+    pub fn announcer(&self) -> &Announcer {
+        &self.shared.announcer
+    }
+
+    /// The shape of this engine's blocks.
+    #[must_use]
+    pub fn geometry(&self) -> &Geometry {
+        &self.shared.geometry
+    }
+
+    /// The model's limit for prompt and output together, in tokens.
+    #[must_use]
+    pub fn context_tokens(&self) -> usize {
+        self.shared.context_tokens
+    }
+
+    /// Turns in the engine now.
+    #[must_use]
+    pub fn live_turns(&self) -> usize {
+        self.shared.live.load(Ordering::Relaxed)
+    }
+
+    /// Ends the thread after its current step and waits for it. Blocks; running turns hear nothing more.
+    pub fn stop(&self) {
+        self.send(Command::Stop);
+        let thread = self.shared.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(thread) = thread {
+            // A panic there has ended the process.
+            let _ = thread.join();
+        }
+    }
+
+    fn send(&self, command: Command) {
+        // A stopped engine has no turns left to tell about.
+        let _ = self.shared.commands.send(command);
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        let _ = self.commands.send(Command::Stop);
+    }
+}
+
+fn geometry_of(kv: KvGeometry, model_fingerprint: [u8; 32]) -> Geometry {
+    let narrow = |n: usize| u32::try_from(n).expect("a model's dimensions are small");
+    Geometry {
+        model_fingerprint,
+        dtype: kv.dtype(),
+        layout: kv.layout(),
+        n_layers: narrow(kv.n_layers),
+        n_kv_heads: narrow(kv.n_kv_heads),
+        head_dim: narrow(kv.head_dim),
+        block_tokens: narrow(kv::BLOCK_TOKENS),
+        layer_bytes: narrow(kv.bytes_per_block_layer()),
+    }
+}
+

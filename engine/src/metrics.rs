@@ -1,0 +1,16 @@
+//! Names of the engine's metrics. Every one carries the label `worker`.
+
+/// Prompt tokens run through the model.
+pub const PREFILL_TOKENS: &str = "baton_engine_prefill_tokens_total";
+/// Prompt tokens whose KV was reused or came from another worker.
+pub const CACHED_TOKENS: &str = "baton_engine_cached_tokens_total";
+/// Output tokens run through the model.
+pub const DECODE_TOKENS: &str = "baton_engine_decode_tokens_total";
+/// Duration of one step.
+pub const STEP_SECONDS: &str = "baton_engine_step_seconds";
+/// Turns that hold blocks now.
+pub const RUNNING_TURNS: &str = "baton_engine_running_turns";
+/// KV blocks that are free or can be evicted.
+pub const FREE_BLOCKS: &str = "baton_engine_free_blocks";
+/// Turns that gave their blocks back because memory was short.
+pub const PREEMPTIONS: &str = "baton_engine_preemptions_total";

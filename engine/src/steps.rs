@@ -1,0 +1,383 @@
+//! The engine's thread: take commands, choose a step, run the model, publish.
+
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError};
+use std::time::{Duration, Instant};
+
+use kernels::ThreadPool;
+use kv::announce::Announcer;
+use kv::hash::HashChain;
+use kv::pool::BlockPool;
+use kv::port::PortCommand;
+use metrics::{Counter, Gauge, Histogram};
+
+use crate::arena::KvArena;
+use crate::engine::{Command, EngineConfig};
+use crate::exports::{Cut, Exports};
+use crate::forward::{Forward, Logits, LogitRows, Slice};
+use crate::grants::Grants;
+use crate::job::{Error, Event, FinishReason, Job, SequenceId};
+use crate::metrics as names;
+use crate::sample::sample;
+use crate::scheduler::{Limits, Scheduler, Share};
+use crate::sequence::{Place, Sequence, Start};
+use crate::weights::Weights;
+
+/// How often a slow reader of frames is looked after while nothing else runs.
+const BACKLOG_POLL: Duration = Duration::from_millis(1);
+/// Load reports that say nothing urgent are at least this far apart.
+const LOAD_INTERVAL: Duration = Duration::from_millis(50);
+
+/// Everything the thread owns.
+pub(crate) struct Steps {
+    scheduler: Scheduler,
+    arena: KvArena,
+    forward: Forward,
+    context: usize,
+    vocab: usize,
+    announcer: Announcer,
+    /// Work done since the start.
+    totals: proto::v1::Load,
+    load_sent: proto::v1::Load,
+    load_sent_at: Instant,
+    metrics: Metrics,
+}
+
+struct Metrics {
+    prefill_tokens: Counter,
+    cached_tokens: Counter,
+    decode_tokens: Counter,
+    step_seconds: Histogram,
+    running: Gauge,
+    free_blocks: Gauge,
+    preemptions: Counter,
+}
+
+impl Steps {
+    pub(crate) fn new(
+        weights: Arc<Weights>,
+        threads: Arc<ThreadPool>,
+        config: EngineConfig,
+        announcer: Announcer,
+        name: String,
+    ) -> Self {
+        let shape = weights.shape();
+        let geometry = shape.kv_geometry();
+        let context = shape.context_len.min(config.n_blocks as usize * kv::BLOCK_TOKENS);
+        let vocab = shape.vocab;
+        let layer_bytes = geometry.bytes_per_block_layer();
+        let n_layers = u32::try_from(geometry.n_layers).expect("a model has few layers");
+        let cut = Cut::new(geometry.n_layers, layer_bytes, proto::MAX_FRAME_BYTES);
+        let scheduler = Scheduler::new(
+            BlockPool::new(config.n_blocks),
+            Grants::new(n_layers, layer_bytes),
+            Exports::new(cut),
+            Limits { step_tokens: config.step_tokens, max_running: config.max_running.min(config.step_tokens) },
+        );
+        Self {
+            scheduler,
+            arena: KvArena::new(geometry, config.n_blocks as usize),
+            forward: Forward::new(weights, threads, config.step_tokens),
+            context,
+            vocab,
+            announcer,
+            totals: proto::v1::Load::default(),
+            load_sent: proto::v1::Load::default(),
+            load_sent_at: Instant::now(),
+            metrics: Metrics::new(name),
+        }
+    }
+
+    /// Runs until told to stop or until all handles are gone.
+    pub(crate) fn run(mut self, inbox: &Receiver<Command>) {
+        let mut idle = false;
+        loop {
+            match self.take_commands(inbox, idle) {
+                Flow::Continue => {}
+                Flow::Stop => return,
+            }
+            self.scheduler.exports.pump(&self.arena, &mut self.scheduler.pool);
+            self.scheduler.admit();
+            let shares = self.scheduler.plan();
+            idle = shares.is_empty() && !self.finish_prefilled();
+            if !shares.is_empty() {
+                self.step(&shares);
+                self.finish_prefilled();
+            }
+            self.scheduler.exports.pump(&self.arena, &mut self.scheduler.pool);
+            self.publish(idle);
+        }
+    }
+
+    fn take_commands(&mut self, inbox: &Receiver<Command>, mut idle: bool) -> Flow {
+        loop {
+            let command = if idle && self.scheduler.exports.has_backlog() {
+                inbox.recv_timeout(BACKLOG_POLL).map_err(|error| error == RecvTimeoutError::Disconnected)
+            } else if idle {
+                inbox.recv().map_err(|_| true)
+            } else {
+                inbox.try_recv().map_err(|error| error == TryRecvError::Disconnected)
+            };
+            idle = false;
+            match command {
+                Ok(Command::Stop) | Err(true) => return Flow::Stop,
+                Ok(command) => self.obey(command),
+                Err(false) => return Flow::Continue,
+            }
+        }
+    }
+
+    fn obey(&mut self, command: Command) {
+        match command {
+            Command::Submit(id, job, place) => self.submit(id, *job, place),
+            Command::Filled { id, first_token, whole } => self.filled(id, first_token, whole),
+            Command::Cancel(id) => self.scheduler.cancel(id),
+            Command::Port(PortCommand::Import { grant, frame, reply }) => {
+                reply.send(self.scheduler.grants.import(grant, &frame, &mut self.arena));
+            }
+            Command::Port(PortCommand::Export { hashes, frames }) => {
+                let held = self.scheduler.pool.acquire_prefix(&hashes);
+                self.scheduler.exports.send_cached(held, frames);
+            }
+            Command::Stop => {}
+        }
+    }
+
+    fn submit(&mut self, id: SequenceId, mut job: Job, place: Place) {
+        match self.resolve(&job) {
+            Ok(start) => {
+                let export = job.export.take();
+                self.scheduler.enqueue(Sequence::new(id, start, job, place), export);
+            }
+            Err(error) => {
+                (job.sink)(Event::Failed(error));
+            }
+        }
+    }
+
+    /// The whole prompt and its hashes: from the cache up to the parent, from the job after it.
+    fn resolve(&self, job: &Job) -> Result<Start, Error> {
+        let prompt = &job.prompt;
+        let (mut tokens, mut hashes) = if prompt.parent.is_root() {
+            (Vec::new(), Vec::new())
+        } else {
+            let pool = &self.scheduler.pool;
+            let tokens = pool.tokens_of(&prompt.parent).ok_or(Error::ParentUnknown)?;
+            (tokens, pool.hashes_of(&prompt.parent).ok_or(Error::ParentUnknown)?)
+        };
+        tokens.extend_from_slice(&prompt.ids);
+        if tokens.is_empty() || prompt.ids.iter().any(|&id| id as usize >= self.vocab) {
+            return Err(Error::BadPrompt);
+        }
+        let limit = if job.max_output_tokens == 0 { self.context } else { self.context - 1 };
+        if tokens.len() > limit {
+            return Err(Error::PromptTooLong { tokens: tokens.len(), limit });
+        }
+        let mut chain = HashChain::after(prompt.key, prompt.parent, hashes.len());
+        hashes.extend(chain.extend(&prompt.ids));
+        Ok(Start { tokens, chain, hashes })
+    }
+
+    fn filled(&mut self, id: SequenceId, first_token: Option<u32>, whole: bool) {
+        let whole = whole && self.accepts_first(id, first_token);
+        if !self.scheduler.filled(id, whole) {
+            return;
+        }
+        let Some(idx) = self.scheduler.running.iter().position(|sequence| sequence.id == id) else { return };
+        let sequence = &mut self.scheduler.running[idx];
+        self.metrics.cached_tokens.increment(sequence.prompt_tokens as u64);
+        let heard = sequence.tell(Event::Prefilled { computed_tokens: 0 });
+        match first_token {
+            Some(token) if heard && sequence.wants_output() => self.deliver(idx, token),
+            _ => self.finish(idx, heard.then_some(FinishReason::Prefilled)),
+        }
+    }
+
+    /// A handover must bring a token of the vocabulary when output is wanted.
+    fn accepts_first(&self, id: SequenceId, first_token: Option<u32>) -> bool {
+        let sequence = self.scheduler.running.iter().find(|sequence| sequence.id == id);
+        sequence.is_some_and(|sequence| match first_token {
+            Some(token) => (token as usize) < self.vocab,
+            None => !sequence.wants_output(),
+        })
+    }
+
+    fn step(&mut self, shares: &[Share]) {
+        let began = Instant::now();
+        let rows = self.run_model(shares);
+        let rows = match rows {
+            Ok(rows) => rows,
+            Err(error) => return self.fail(shares, &error),
+        };
+        let mut row = 0;
+        let (mut n_prefill, mut n_decode) = (0, 0);
+        let mut sampled = Vec::new();
+        for share in shares {
+            let sequence = &mut self.scheduler.running[share.idx];
+            let n_prompt = sequence.prompt_tokens.saturating_sub(sequence.computed).min(share.n_tokens);
+            sequence.prompt_computed += n_prompt;
+            if share.n_tokens == 1 && share.sample && n_prompt == 0 { n_decode += 1 } else { n_prefill += share.n_tokens }
+            sequence.computed += share.n_tokens;
+            sequence.seal_full(&mut self.scheduler.pool);
+            if share.sample {
+                let position = sequence.tokens.len() as u64;
+                sampled.push((sequence.id, sample(rows.row(row), &sequence.sampling, position).token));
+                row += 1;
+            }
+        }
+        for (id, token) in sampled {
+            if let Some(idx) = self.scheduler.running.iter().position(|sequence| sequence.id == id) {
+                self.deliver_sampled(idx, token);
+            }
+        }
+        self.account(began.elapsed(), n_prefill, n_decode);
+    }
+
+    fn run_model(&mut self, shares: &[Share]) -> Result<LogitRows, crate::forward::Error> {
+        let Scheduler { running, exports, .. } = &mut self.scheduler;
+        let slices: Vec<Slice<'_>> = shares
+            .iter()
+            .map(|share| {
+                let sequence = &running[share.idx];
+                let end = sequence.computed + share.n_tokens;
+                Slice {
+                    tokens: &sequence.tokens[sequence.computed..end],
+                    start: sequence.computed,
+                    blocks: &sequence.table[..end.div_ceil(kv::BLOCK_TOKENS)],
+                    logits: if share.sample { Logits::Last } else { Logits::None },
+                }
+            })
+            .collect();
+        self.forward.run(&mut self.arena, &slices, &mut |layer_idx, arena| exports.layer_written(layer_idx, arena))
+    }
+
+    /// The model refused the step: a defect, since prompts were checked. Its sequences fail, the engine goes on.
+    fn fail(&mut self, shares: &[Share], error: &crate::forward::Error) {
+        tracing::error!(%error, "a step failed");
+        let ids: Vec<SequenceId> = shares.iter().map(|share| self.scheduler.running[share.idx].id).collect();
+        for id in ids {
+            if let Some(idx) = self.scheduler.running.iter().position(|sequence| sequence.id == id) {
+                self.scheduler.remove(idx).tell(Event::Failed(Error::Model(error.to_string())));
+            }
+        }
+    }
+
+    fn deliver_sampled(&mut self, idx: usize, token: u32) {
+        let sequence = &mut self.scheduler.running[idx];
+        if sequence.tokens.len() == sequence.prompt_tokens && !self.prefilled(idx) {
+            return;
+        }
+        self.deliver(idx, token);
+    }
+
+    /// Tells that the prompt's KV is complete; false when the turn was cancelled by it.
+    fn prefilled(&mut self, idx: usize) -> bool {
+        let sequence = &mut self.scheduler.running[idx];
+        let computed_tokens = sequence.prompt_computed;
+        self.metrics.cached_tokens.increment(sequence.prompt_tokens.saturating_sub(computed_tokens) as u64);
+        if sequence.tell(Event::Prefilled { computed_tokens }) {
+            return true;
+        }
+        self.finish(idx, None);
+        false
+    }
+
+    fn deliver(&mut self, idx: usize, token: u32) {
+        let context = self.context;
+        let sequence = &mut self.scheduler.running[idx];
+        let end = sequence.push(token, context);
+        if !sequence.tell(Event::Token(token)) {
+            self.finish(idx, None);
+        } else if end.is_some() {
+            self.finish(idx, end);
+        }
+    }
+
+    /// Ends the turns that only wanted their prompt's KV. True if there were any.
+    fn finish_prefilled(&mut self) -> bool {
+        let done = |sequence: &Sequence| {
+            sequence.state == crate::sequence::State::Running && sequence.remaining() == 0 && !sequence.wants_output()
+        };
+        let mut any = false;
+        while let Some(idx) = self.scheduler.running.iter().position(done) {
+            any = true;
+            let sequence = &self.scheduler.running[idx];
+            let n_blocks = sequence.table.len();
+            self.scheduler.exports.queue(sequence.id, &sequence.table, n_blocks, n_blocks, &mut self.scheduler.pool);
+            if self.prefilled(idx) {
+                self.finish(idx, Some(FinishReason::Prefilled));
+            }
+        }
+        any
+    }
+
+    fn finish(&mut self, idx: usize, reason: Option<FinishReason>) {
+        let mut sequence = self.scheduler.remove(idx);
+        // Reusable from now on: routers hear of it before the client can ask for more.
+        self.announcer.publish_changes(&self.scheduler.pool.take_changes());
+        if let Some(reason) = reason {
+            sequence.tell(Event::Finished(reason));
+        }
+    }
+
+    fn account(&mut self, took: Duration, n_prefill: usize, n_decode: usize) {
+        let us = u64::try_from(took.as_micros()).unwrap_or(u64::MAX);
+        let n_all = (n_prefill + n_decode).max(1) as u64;
+        self.totals.prefill_tokens_total += n_prefill as u64;
+        self.totals.decode_tokens_total += n_decode as u64;
+        self.totals.prefill_busy_us_total += us * n_prefill as u64 / n_all;
+        self.totals.decode_busy_us_total += us * n_decode as u64 / n_all;
+        self.metrics.prefill_tokens.increment(n_prefill as u64);
+        self.metrics.decode_tokens.increment(n_decode as u64);
+        self.metrics.step_seconds.record(took.as_secs_f64());
+    }
+
+    fn publish(&mut self, idle: bool) {
+        self.announcer.publish_changes(&self.scheduler.pool.take_changes());
+        let scheduler = &mut self.scheduler;
+        self.metrics.preemptions.increment(std::mem::take(&mut scheduler.n_preempted));
+        let narrow = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
+        let now = proto::v1::Load {
+            queued_prefill_tokens: narrow(scheduler.queued_tokens()),
+            waiting_sequences: narrow(scheduler.n_waiting()),
+            running_sequences: narrow(scheduler.running.len()),
+            free_blocks: narrow(scheduler.pool.available()),
+            ..self.totals.clone()
+        };
+        self.metrics.running.set(f64::from(now.running_sequences));
+        self.metrics.free_blocks.set(f64::from(now.free_blocks));
+        let urgent = idle
+            || !scheduler.admitted_turns.is_empty()
+            || now.running_sequences != self.load_sent.running_sequences
+            || now.waiting_sequences != self.load_sent.waiting_sequences;
+        if now == self.load_sent && scheduler.admitted_turns.is_empty() {
+            return;
+        }
+        if urgent || self.load_sent_at.elapsed() >= LOAD_INTERVAL {
+            let admitted_turns = std::mem::take(&mut scheduler.admitted_turns);
+            self.load_sent = now;
+            self.load_sent_at = Instant::now();
+            self.announcer.publish_load(proto::v1::Load { admitted_turns, ..self.load_sent.clone() });
+        }
+    }
+}
+
+enum Flow {
+    Continue,
+    Stop,
+}
+
+impl Metrics {
+    fn new(worker: String) -> Self {
+        let labels = [("worker", worker)];
+        Self {
+            prefill_tokens: metrics::counter!(names::PREFILL_TOKENS, &labels),
+            cached_tokens: metrics::counter!(names::CACHED_TOKENS, &labels),
+            decode_tokens: metrics::counter!(names::DECODE_TOKENS, &labels),
+            step_seconds: metrics::histogram!(names::STEP_SECONDS, &labels),
+            running: metrics::gauge!(names::RUNNING_TURNS, &labels),
+            free_blocks: metrics::gauge!(names::FREE_BLOCKS, &labels),
+            preemptions: metrics::counter!(names::PREEMPTIONS, &labels),
+        }
+    }
+}
