@@ -1,0 +1,155 @@
+//! Renders a model's chat template (Jinja, as Hugging Face writes them) to text.
+//!
+//! The environment is what `transformers` offers to templates: trimmed blocks, loop controls, Python methods, its own
+//! `tojson`, `raise_exception` and `strftime_now`. Turning text into ids is [`crate::prompt`]'s work.
+
+mod clock;
+mod json;
+
+use std::fmt;
+
+use minijinja::syntax::SyntaxConfig;
+use minijinja::value::Value;
+use minijinja::{Environment, ErrorKind, context};
+
+use crate::gguf::Gguf;
+
+const NAME: &str = "chat_template";
+
+/// Why a template cannot be used or refuses a dialogue.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error("the model file has no chat template (key tokenizer.chat_template): use an instruct model")]
+    Missing,
+    #[error("the model's chat template is not valid: {0}")]
+    Syntax(String),
+    #[error("the model's chat template refuses these messages: {0}")]
+    Render(String),
+}
+
+/// Who wrote a message.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Role {
+    System,
+    /// Rendered as system unless the template knows it.
+    Developer,
+    User,
+    Assistant,
+    Tool,
+}
+
+/// A message given as text.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Message {
+    pub role: Role,
+    pub content: String,
+}
+
+/// Whether the model is to answer next, so that the prompt for its turn is written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Reply {
+    Expected,
+    None,
+}
+
+/// A compiled template.
+pub struct ChatTemplate {
+    environment: Environment<'static>,
+    bos: String,
+    eos: String,
+    knows_developer: bool,
+    reads_clock: bool,
+    knows_reasoning: bool,
+}
+
+impl ChatTemplate {
+    /// Compiles `source`; `bos` and `eos` are the texts of those tokens, empty if there are none.
+    ///
+    /// # Errors
+    /// [`Error::Syntax`].
+    pub fn new(source: &str, bos: &str, eos: &str) -> Result<Self, Error> {
+        let mut environment = Environment::new();
+        let blocks = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build();
+        environment.set_syntax(blocks.expect("the delimiters are the usual ones"));
+        environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
+        environment.add_filter("tojson", json::to_json);
+        environment.add_function("strftime_now", clock::strftime_now);
+        environment.add_function("raise_exception", |message: String| -> Result<Value, minijinja::Error> {
+            Err(minijinja::Error::new(ErrorKind::InvalidOperation, message))
+        });
+        environment.add_template_owned(NAME, source.to_owned()).map_err(|e| Error::Syntax(e.to_string()))?;
+        Ok(Self {
+            environment,
+            bos: bos.to_owned(),
+            eos: eos.to_owned(),
+            knows_developer: source.contains("developer"),
+            reads_clock: source.contains("strftime_now"),
+            knows_reasoning: source.contains("</think>"),
+        })
+    }
+
+    /// The template that `gguf` carries.
+    ///
+    /// # Errors
+    /// [`Error::Missing`] for a base model, [`Error::Syntax`].
+    pub fn from_gguf(gguf: &Gguf) -> Result<Self, Error> {
+        let source = gguf.str("tokenizer.chat_template").map_err(|_| Error::Missing)?;
+        let text = |which: &str| {
+            let id = gguf.u32(&format!("tokenizer.ggml.{which}_token_id")).ok()?;
+            gguf.strings("tokenizer.ggml.tokens").ok()?.get(id as usize)
+        };
+        let bos = text("bos").map_or("", String::as_str);
+        let eos = text("eos").map_or("", String::as_str);
+        Self::new(source, bos, eos)
+    }
+
+    /// The text of a whole dialogue.
+    ///
+    /// # Errors
+    /// [`Error::Render`] when the template raises, for example on an order of roles that it does not know.
+    pub fn render(&self, messages: &[(Role, &str)], reply: Reply) -> Result<String, Error> {
+        let messages = messages.iter().map(|(role, content)| {
+            Value::from_pairs([
+                ("role", Value::from(self.role_name(*role))),
+                ("content", Value::from(*content)),
+            ])
+        });
+        let context = context! {
+            messages => messages.collect::<Vec<Value>>(),
+            add_generation_prompt => reply == Reply::Expected,
+            bos_token => &self.bos,
+            eos_token => &self.eos,
+        };
+        let template = self.environment.get_template(NAME).expect("added when the environment was made");
+        template.render(context).map_err(|e| Error::Render(e.to_string()))
+    }
+
+    /// Whether two renderings of the same messages can differ because time has passed.
+    pub(crate) fn reads_clock(&self) -> bool {
+        self.reads_clock
+    }
+
+    /// Whether the template treats `<think>` parts of a message in a way of its own.
+    pub(crate) fn knows_reasoning(&self) -> bool {
+        self.knows_reasoning
+    }
+
+    fn role_name(&self, role: Role) -> &'static str {
+        match role {
+            Role::Developer if self.knows_developer => "developer",
+            Role::System | Role::Developer => "system",
+            Role::User => "user",
+            Role::Assistant => "assistant",
+            Role::Tool => "tool",
+        }
+    }
+}
+
+impl fmt::Debug for ChatTemplate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ChatTemplate").finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,262 @@
+//! From messages to token ids, so that a conversation's ids only ever grow: delta tokenization.
+//!
+//! Three rules keep `extend` in any number of steps equal to `render_all` of the whole dialogue:
+//! 1. Text is cut only at special tokens that the *template* writes. They are emitted as ids; everything between two of
+//!    them (role line and content) is encoded together as ordinary text, so that `<|im_end|>` in a message stays text.
+//! 2. Ids that the model generated are never decoded and encoded again.
+//! 3. What the template writes between the end of the log and the new messages (the *bridge*) is found by rendering
+//!    stand-in messages in front of the new ones and taking what comes after the stand-ins.
+//!
+//! Contents are not rendered: placeholders are, and the result, a [`Shape`](shape::Shape), is cached by the kinds of its
+//! messages. A turn whose kinds were seen before runs no template at all; its cost is the encoding of its contents.
+
+mod classify;
+mod shape;
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use crate::chat_template::{self, ChatTemplate, Message, Reply, Role};
+use crate::tokenizer::Tokenizer;
+use shape::{Shape, Source};
+
+/// Shapes kept; agents use a handful. The cache starts anew when it is full.
+const MAX_SHAPES: usize = 256;
+/// Longer extensions (a whole history sent again) are unlikely to come again with the same kinds.
+const MAX_CACHED_MESSAGES: usize = 16;
+
+/// Why a prompt cannot be built.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error(transparent)]
+    Template(#[from] chat_template::Error),
+    #[error("the model's chat template leaves out the content of a {0:?} message")]
+    Dropped(Role),
+    #[error(
+        "the model's chat template changes the content of a {0:?} message in a way that is not supported"
+    )]
+    Transformed(Role),
+    #[error(
+        "the model's chat template cannot be continued after {after:?}: render the whole dialogue instead"
+    )]
+    NotAppendable { after: LogEnd },
+}
+
+/// An entry of a conversation as the token log knows it.
+#[derive(Debug, Clone, Copy)]
+pub enum Entry<'a> {
+    Message(&'a Message),
+    /// Ids as the model generated them, with or without an end-of-turn id at their end.
+    Generated {
+        ids: &'a [u32],
+    },
+}
+
+/// Where a token log ends, as far as the template is concerned.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum LogEnd {
+    Empty,
+    /// After a rendered message, without the prompt for a reply.
+    Message,
+    /// After the prompt for a reply, nothing generated yet.
+    Prompt,
+    /// After generated ids; `closed` when the last one is an end-of-turn id.
+    Generated {
+        closed: bool,
+    },
+}
+
+/// What a template does to the text before its newest message.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum TemplateClass {
+    /// Nothing: every rendering starts with the rendering of fewer messages.
+    AppendOnly,
+    /// Changes it (drops old reasoning) when a user message comes, but not between tool calls.
+    AppendOnlyWithinToolLoop,
+    /// Changes it at other times too, or writes text that cannot be cut: only `render_all` is exact.
+    Rewrites,
+}
+
+/// Builds prompts for one model. Cheap to clone; shared between threads.
+#[derive(Debug, Clone)]
+pub struct PromptBuilder {
+    inner: Arc<Inner>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    template: ChatTemplate,
+    tokenizer: Arc<Tokenizer>,
+    class: TemplateClass,
+    shapes: Mutex<HashMap<ShapeKey, Arc<Shape>>>,
+}
+
+/// All that decides a shape. Empty content is a kind of its own because templates test for it.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+struct ShapeKey {
+    end: LogEnd,
+    messages: Vec<(Role, bool)>,
+    reply: Reply,
+}
+
+impl PromptBuilder {
+    /// Tries the template on synthetic dialogues to find its class.
+    ///
+    /// # Errors
+    /// When the template renders none of them.
+    pub fn new(template: ChatTemplate, tokenizer: Arc<Tokenizer>) -> Result<Self, Error> {
+        let class = classify::classify(&template, &tokenizer)?;
+        let inner = Inner { template, tokenizer, class, shapes: Mutex::default() };
+        Ok(Self { inner: Arc::new(inner) })
+    }
+
+    pub fn class(&self) -> TemplateClass {
+        self.inner.class
+    }
+
+    pub fn template(&self) -> &ChatTemplate {
+        &self.inner.template
+    }
+
+    /// The ids to append to a log that ends as `end`, for the messages `new` and, when a reply is expected, the prompt
+    /// for it. With nothing to write (no message, and no reply expected or its prompt already there) there are none.
+    ///
+    /// Tool results of one step must come in one call: some templates put them in one block.
+    ///
+    /// # Errors
+    /// When the template refuses the messages or cannot be continued; [`Error::NotAppendable`] calls for `render_all`.
+    pub fn extend(&self, end: LogEnd, new: &[Message], reply: Reply) -> Result<Vec<u32>, Error> {
+        if new.is_empty() && (reply == Reply::None || end == LogEnd::Prompt) {
+            return Ok(Vec::new());
+        }
+        let shape = self.inner.shape(end, new, reply)?;
+        let mut ids = Vec::new();
+        shape.fill(&self.inner.tokenizer, |index| &new[index].content, |_| &[], &mut ids);
+        Ok(ids)
+    }
+
+    /// The ids of a whole dialogue: messages rendered, generated ids as they are. O(dialogue).
+    ///
+    /// # Errors
+    /// When the template refuses the messages.
+    pub fn render_all(&self, entries: &[Entry<'_>], reply: Reply) -> Result<Vec<u32>, Error> {
+        if entries.is_empty() && reply == Reply::None {
+            return Ok(Vec::new());
+        }
+        let mut sources = Vec::with_capacity(entries.len());
+        for entry in entries {
+            sources.push(match entry {
+                Entry::Message(message) => Source::of(message),
+                Entry::Generated { ids } => {
+                    let closed = ids.last().is_some_and(|id| self.inner.tokenizer.is_end_of_turn(*id));
+                    Source::Generated { closed }
+                }
+            });
+        }
+        let text = self.inner.render(&sources, reply)?;
+        let mut shape = Shape::compile(&text, &sources, None, &self.inner.tokenizer)?;
+        if reply == Reply::None && matches!(entries.last(), Some(Entry::Generated { .. })) {
+            // The log ends with what was generated; what closes it belongs to the next extension.
+            shape.truncate_after_generated();
+        }
+        let content = |index: usize| match entries[index] {
+            Entry::Message(message) => message.content.as_str(),
+            Entry::Generated { .. } => "",
+        };
+        let generated = |index: usize| match entries[index] {
+            Entry::Generated { ids } => ids,
+            Entry::Message(_) => &[],
+        };
+        let mut ids = Vec::new();
+        shape.fill(&self.inner.tokenizer, content, generated, &mut ids);
+        Ok(ids)
+    }
+}
+
+impl Inner {
+    /// The cached shape of an extension, or a new one.
+    fn shape(&self, end: LogEnd, new: &[Message], reply: Reply) -> Result<Arc<Shape>, Error> {
+        let messages = new.iter().map(|message| (message.role, message.content.is_empty())).collect();
+        let key = ShapeKey { end, messages, reply };
+        if let Some(shape) = self.shapes.lock().unwrap_or_else(PoisonError::into_inner).get(&key) {
+            return Ok(Arc::clone(shape));
+        }
+        let sources: Vec<Source> = new.iter().map(Source::of).collect();
+        let shape = Arc::new(self.extension(end, &sources, reply)?);
+        if new.len() <= MAX_CACHED_MESSAGES && !self.template.reads_clock() {
+            let mut shapes = self.shapes.lock().unwrap_or_else(PoisonError::into_inner);
+            if shapes.len() >= MAX_SHAPES {
+                shapes.clear();
+            }
+            shapes.insert(key, Arc::clone(&shape));
+        }
+        Ok(shape)
+    }
+
+    /// What to append to a log that ends as `end`, found by rendering stand-ins for what the log holds.
+    fn extension(&self, end: LogEnd, new: &[Source], reply: Reply) -> Result<Shape, Error> {
+        match end {
+            LogEnd::Empty => {
+                let text = self.render(new, reply)?;
+                Shape::compile(&text, new, None, &self.tokenizer)
+            }
+            LogEnd::Message => self.after_message(new, reply),
+            LogEnd::Prompt => self.after_reply(false, end, new, reply),
+            LogEnd::Generated { closed } => self.after_reply(closed, end, new, reply),
+        }
+    }
+
+    /// The extension of a log that ends in the turn of the assistant, with or without its end-of-turn id.
+    fn after_reply(&self, closed: bool, end: LogEnd, new: &[Source], reply: Reply) -> Result<Shape, Error> {
+        let sources = [&[Source::StandIn(Role::User), Source::StandIn(Role::Assistant)], new].concat();
+        let text = self.render(&sources, reply)?;
+        let tail = shape::after(&text, 1).ok_or(Error::NotAppendable { after: end })?;
+        Ok(Shape::compile(tail, &sources, Some(closed), &self.tokenizer)?.without_stand_ins(2))
+    }
+
+    /// The extension of a log that ends in a rendered message of any role. The template may care about the role before
+    /// the first new message, so the order that dialogues have is tried first.
+    fn after_message(&self, new: &[Source], reply: Reply) -> Result<Shape, Error> {
+        const AFTER_USER: &[Source] = &[Source::StandIn(Role::User)];
+        const AFTER_ASSISTANT: &[Source] = &[Source::StandIn(Role::User), Source::StandIn(Role::Assistant)];
+        let reply_comes_next = new.first().is_none_or(|source| source.role() == Role::Assistant);
+        let candidates =
+            if reply_comes_next { [AFTER_USER, AFTER_ASSISTANT] } else { [AFTER_ASSISTANT, AFTER_USER] };
+        let mut first_error = None;
+        for stand_ins in candidates {
+            match self.after_stand_ins(stand_ins, new, reply) {
+                Ok(shape) => return Ok(shape),
+                Err(error) => first_error = first_error.or(Some(error)),
+            }
+        }
+        Err(first_error.expect("there are two candidates"))
+    }
+
+    fn after_stand_ins(&self, stand_ins: &[Source], new: &[Source], reply: Reply) -> Result<Shape, Error> {
+        let not_appendable = Error::NotAppendable { after: LogEnd::Message };
+        let sources = [stand_ins, new].concat();
+        let (before, after) = (self.render(stand_ins, Reply::None)?, self.render(&sources, reply)?);
+        let last = stand_ins.len() - 1;
+        let (Some(before), Some(after)) = (shape::after(&before, last), shape::after(&after, last)) else {
+            return Err(not_appendable);
+        };
+        match after.strip_prefix(before) {
+            Some(delta) if shape::is_clean_cut(before, delta, &self.tokenizer) => {
+                Ok(Shape::compile(delta, &sources, None, &self.tokenizer)?.without_stand_ins(stand_ins.len()))
+            }
+            _ => Err(not_appendable),
+        }
+    }
+
+    /// The template's text with a placeholder for each source.
+    fn render(&self, sources: &[Source], reply: Reply) -> Result<String, Error> {
+        let contents: Vec<String> =
+            sources.iter().enumerate().map(|(index, source)| source.placeholder(index)).collect();
+        let messages: Vec<(Role, &str)> = sources
+            .iter()
+            .zip(&contents)
+            .map(|(source, content)| (source.role(), content.as_str()))
+            .collect();
+        Ok(self.template.render(&messages, reply)?)
+    }
+}
