@@ -140,19 +140,11 @@ impl PromptBuilder {
     /// # Errors
     /// When the template refuses the messages.
     pub fn render_all(&self, entries: &[Entry<'_>], reply: Reply) -> Result<Vec<u32>, Error> {
+        let entries = without_retried(entries, reply);
         if entries.is_empty() && reply == Reply::None {
             return Ok(Vec::new());
         }
-        let mut sources = Vec::with_capacity(entries.len());
-        for entry in entries {
-            sources.push(match entry {
-                Entry::Message(message) => Source::of(message),
-                Entry::Generated { ids } => {
-                    let closed = ids.last().is_some_and(|id| self.inner.tokenizer.is_end_of_turn(*id));
-                    Source::Generated { closed }
-                }
-            });
-        }
+        let sources: Vec<Source> = entries.iter().map(|entry| self.inner.source(entry)).collect();
         let text = self.inner.render(&sources, reply)?;
         let mut shape = Shape::compile(&text, &sources, None, &self.inner.tokenizer)?;
         if reply == Reply::None && matches!(entries.last(), Some(Entry::Generated { .. })) {
@@ -171,6 +163,19 @@ impl PromptBuilder {
         shape.fill(&self.inner.tokenizer, content, generated, &mut ids);
         Ok(ids)
     }
+}
+
+/// A reply of which nothing was generated, and that is asked for again right away, has left only its prompt in the log,
+/// which serves the next attempt.
+fn without_retried<'a>(entries: &[Entry<'a>], reply: Reply) -> Vec<Entry<'a>> {
+    let is_retried = |index: usize| {
+        let retried = match entries.get(index + 1) {
+            Some(next) => matches!(next, Entry::Generated { .. }),
+            None => reply == Reply::Expected,
+        };
+        retried && matches!(entries[index], Entry::Generated { ids: [] })
+    };
+    (0..entries.len()).filter(|index| !is_retried(*index)).map(|index| entries[index]).collect()
 }
 
 impl Inner {
@@ -245,6 +250,15 @@ impl Inner {
                 Ok(Shape::compile(delta, &sources, None, &self.tokenizer)?.without_stand_ins(stand_ins.len()))
             }
             _ => Err(not_appendable),
+        }
+    }
+
+    fn source(&self, entry: &Entry<'_>) -> Source {
+        match entry {
+            Entry::Message(message) => Source::of(message),
+            Entry::Generated { ids } => {
+                Source::Generated { closed: ids.last().is_some_and(|id| self.tokenizer.is_end_of_turn(*id)) }
+            }
         }
     }
 

@@ -14,12 +14,14 @@ use super::Error;
 
 const OPEN: char = '\u{F8F0}';
 const CLOSE: char = '\u{F8F1}';
-/// The em space tells this white space from any that a template writes; the line ends show `strip('\n')`.
-const PROBE: &str = "\n\u{2003}\n";
+/// White space before and after a placeholder. The em space tells it from any that a template writes; the line ends show
+/// `strip('\n')`, and are more than a template writes in a row.
+const PROBE_START: &str = "\n\n\n\n\n\n\n\n\u{2003}\n";
+const PROBE_END: &str = "\n\u{2003}\n\n\n\n\n\n\n\n";
 const PROBE_MARK: char = '\u{2003}';
-/// What `lstrip('\n')` leaves in front of a placeholder, and `rstrip('\n')` behind it.
-const PROBE_WITHOUT_START: &str = "\u{2003}\n";
-const PROBE_WITHOUT_END: &str = "\n\u{2003}";
+/// What is left of them by `lstrip('\n')` and `rstrip('\n')`.
+const PROBE_START_STRIPPED: &str = "\u{2003}\n";
+const PROBE_END_STRIPPED: &str = "\n\u{2003}";
 
 /// Where the content of a message comes from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -49,7 +51,7 @@ impl Source {
     /// What stands for the content of message `index` while rendering.
     pub(super) fn placeholder(self, index: usize) -> String {
         match self {
-            Self::Text(_) => format!("{PROBE}{OPEN}{index}{CLOSE}{PROBE}"),
+            Self::Text(_) => format!("{PROBE_START}{OPEN}{index}{CLOSE}{PROBE_END}"),
             Self::Empty(_) => String::new(),
             Self::Generated { .. } | Self::StandIn(_) => format!("{OPEN}{index}{CLOSE}"),
         }
@@ -216,8 +218,9 @@ impl Compiler<'_> {
             self.seen[index] = true;
             text = match self.sources[index] {
                 Source::Text(role) => {
-                    let (before, start) = trim_of(before, str::strip_suffix, PROBE_WITHOUT_START);
-                    let (rest, end) = trim_of(rest, str::strip_prefix, PROBE_WITHOUT_END);
+                    let (before, start) =
+                        trim_of(before, str::strip_suffix, [PROBE_START, PROBE_START_STRIPPED]);
+                    let (rest, end) = trim_of(rest, str::strip_prefix, [PROBE_END, PROBE_END_STRIPPED]);
                     self.literal(before, role)?;
                     self.run.push(Part::Content { message: index, start, end });
                     rest
@@ -287,11 +290,11 @@ fn next_placeholder(text: &str) -> Option<(&str, usize, &str)> {
 fn trim_of<'a>(
     text: &'a str,
     strip: impl Fn(&'a str, &'static str) -> Option<&'a str>,
-    without_line_end: &'static str,
+    [whole, stripped]: [&'static str; 2],
 ) -> (&'a str, Trim) {
-    if let Some(text) = strip(text, PROBE) {
+    if let Some(text) = strip(text, whole) {
         (text, Trim::Nothing)
-    } else if let Some(text) = strip(text, without_line_end) {
+    } else if let Some(text) = strip(text, stripped) {
         (text, Trim::LineEnds)
     } else {
         (text, Trim::WhiteSpace)
