@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::thread::JoinHandle;
 
-use kernels::ThreadPool;
+use kernels::pool::ThreadPool;
 use kv::announce::Announcer;
 use kv::geometry::Geometry;
 use kv::port::{Port, PortCommand};
@@ -184,8 +184,8 @@ fn geometry_of(kv: KvGeometry, model_fingerprint: [u8; 32]) -> Geometry {
     let narrow = |n: usize| u32::try_from(n).expect("a model's dimensions are small");
     Geometry {
         model_fingerprint,
-        dtype: kv.dtype(),
-        layout: kv.layout(),
+        dtype: KvGeometry::DTYPE,
+        layout: "layer, kv head, K dim-major then V token-major",
         n_layers: narrow(kv.n_layers),
         n_kv_heads: narrow(kv.n_kv_heads),
         head_dim: narrow(kv.head_dim),

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError};
 use std::time::{Duration, Instant};
 
-use kernels::ThreadPool;
+use kernels::pool::ThreadPool;
 use kv::announce::Announcer;
 use kv::hash::HashChain;
 use kv::pool::BlockPool;

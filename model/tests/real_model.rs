@@ -5,6 +5,7 @@
 mod real_model {
     mod file;
     mod prompts;
+    mod speed;
     mod tokenizer;
 }
 
@@ -15,11 +16,12 @@ use model::TextModel;
 use model::reference::ModelRef;
 use model::tokenizer::Tokenizer;
 
+static PATH: LazyLock<PathBuf> = LazyLock::new(find);
 static MODEL: LazyLock<TextModel> =
-    LazyLock::new(|| TextModel::open(&model_path()).expect("the default model opens"));
+    LazyLock::new(|| TextModel::open(&PATH).expect("the default model opens"));
 
 #[expect(clippy::disallowed_methods, reason = "tests pick the model from the environment")]
-fn model_path() -> PathBuf {
+fn find() -> PathBuf {
     if let Ok(path) = std::env::var("BATON_TEST_MODEL") {
         return PathBuf::from(path);
     }

@@ -8,12 +8,12 @@ use kernels::quant::DType;
 use model::gguf::{Error, Gguf};
 use model::{TextModel, detokenize::Detokenizer};
 
-use crate::{MODEL, model_path, tokenizer};
+use crate::{MODEL, PATH, tokenizer};
 
 #[test]
 fn describes_the_model() {
     assert_eq!((MODEL.name.as_str(), MODEL.context_len), ("smollm2-135m-instruct", 8192));
-    let gguf = Gguf::open(&model_path()).unwrap();
+    let gguf = Gguf::open(&PATH).unwrap();
     assert_eq!(gguf.tensors().len(), 272);
     let embedding = gguf.tensor("token_embd.weight").unwrap();
     assert_eq!((embedding.dtype, embedding.shape), (DType::Q8_0, &[576, 49152][..]));
@@ -29,7 +29,7 @@ fn describes_the_model() {
 fn names_the_tensor_at_which_a_download_broke_off() {
     let path = std::env::temp_dir().join(format!("baton-truncated-{}.gguf", std::process::id()));
     let mut start = Vec::new();
-    fs::File::open(model_path()).unwrap().take(4_000_000).read_to_end(&mut start).unwrap();
+    fs::File::open(&*PATH).unwrap().take(4_000_000).read_to_end(&mut start).unwrap();
     fs::write(&path, &start).unwrap();
     let result = Gguf::open(&path);
     let text = TextModel::open(&path);
@@ -48,7 +48,7 @@ fn names_a_file_that_is_not_there() {
 
 #[test]
 fn has_one_fingerprint() {
-    let gguf = Gguf::open(&model_path()).unwrap();
+    let gguf = Gguf::open(&PATH).unwrap();
     assert_eq!(gguf.fingerprint(), MODEL.fingerprint);
 }
 

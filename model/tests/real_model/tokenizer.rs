@@ -10,7 +10,7 @@ use tokenizers::pre_tokenizers::digits::Digits;
 use tokenizers::pre_tokenizers::sequence::Sequence;
 use tokenizers::{AddedToken, Tokenizer as Reference};
 
-use crate::{MODEL, model_path, tokenizer};
+use crate::{PATH, tokenizer};
 
 const FIXTURE: &str = include_str!("../fixtures/smollm2_tokenizer.json");
 
@@ -18,7 +18,7 @@ const FIXTURE: &str = include_str!("../fixtures/smollm2_tokenizer.json");
 static REFERENCES: LazyLock<[Reference; 2]> = LazyLock::new(|| [reference(false), reference(true)]);
 
 fn reference(with_specials: bool) -> Reference {
-    let gguf = Gguf::open(&model_path()).expect("the default model opens");
+    let gguf = Gguf::open(&PATH).expect("the default model opens");
     let tokens = gguf.strings("tokenizer.ggml.tokens").expect("tokens");
     let vocab: Vocab = tokens.iter().enumerate().map(|(id, token)| (token.clone(), id as u32)).collect();
     let merges = gguf.strings("tokenizer.ggml.merges").expect("merges").iter();
@@ -63,23 +63,6 @@ fn knows_the_special_tokens() {
     assert_eq!((specials.len(), tokenizer().vocab_size()), (17, 49152));
     assert_eq!(tokenizer().end_of_turn_ids(), [0, 2]);
     assert_eq!((tokenizer().bos_id(), tokenizer().eos_id()), (Some(1), Some(2)));
-}
-
-/// Prints the cost of the text of one turn: `cargo test --release -p model -- --ignored --nocapture encode_speed`.
-#[test]
-#[ignore = "a measurement, not a check"]
-fn encode_speed() {
-    let text = include_str!("../../src/prompt.rs");
-    for (name, text) in [("1 KB of code and prose", &text[..1024]), ("a whole file", text)] {
-        let mut best = std::time::Duration::MAX;
-        let mut n_tokens = 0;
-        for _ in 0..200 {
-            let start = std::time::Instant::now();
-            n_tokens = MODEL.tokenizer.encode_ordinary(text).len();
-            best = best.min(start.elapsed());
-        }
-        println!("{name}: {n_tokens} tokens in {best:?}");
-    }
 }
 
 proptest! {
