@@ -1,0 +1,152 @@
+//! The memory of all KV blocks of a worker: where each number lies, and how blocks leave and enter as bytes.
+//!
+//! ```text
+//!  block 0                              block 1
+//!  layer 0  | layer 1  | ... | layer n  layer 0 | ...
+//!  [kv head]{ K [head_dim][16 tokens], V [16 tokens][head_dim] }       all f16
+//! ```
+//! Any range of layers of a block is one contiguous run, so a handover copies without gathering.
+
+use std::ops::Range;
+
+use half::f16;
+use half::slice::HalfBitsSliceExt;
+use kernels::attention::{BLOCK_TOKENS, LayerPlace};
+
+#[cfg(test)]
+mod tests;
+
+/// Why bytes cannot become part of a block.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Error {
+    #[error("KV block {block} does not exist; the arena has {n_blocks}")]
+    Block { block: u32, n_blocks: usize },
+    #[error("KV layers {layers:?} do not exist; the model has {n_layers}")]
+    Layers { layers: Range<usize>, n_layers: usize },
+    #[error("layers {layers:?} of a KV block take {expected} bytes, not {found}")]
+    Length { layers: Range<usize>, expected: usize, found: usize },
+}
+
+/// The form of a KV block; two workers can exchange blocks when these are equal.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct KvGeometry {
+    pub n_layers: usize,
+    pub n_kv_heads: usize,
+    pub head_dim: usize,
+}
+
+impl KvGeometry {
+    /// Tokens in a block.
+    pub const BLOCK_TOKENS: usize = BLOCK_TOKENS;
+    /// Name of the stored number format.
+    pub const DTYPE: &'static str = "f16";
+
+    /// Numbers in one layer of a block: keys and values of 16 tokens.
+    fn layer_len(&self) -> usize {
+        2 * self.n_kv_heads * self.head_dim * BLOCK_TOKENS
+    }
+
+    /// Numbers in a block.
+    fn block_len(&self) -> usize {
+        self.n_layers * self.layer_len()
+    }
+
+    /// Bytes of one layer of a block.
+    pub fn bytes_per_block_layer(&self) -> usize {
+        self.layer_len() * size_of::<f16>()
+    }
+
+    /// Bytes of a whole block.
+    pub fn bytes_per_block(&self) -> usize {
+        self.block_len() * size_of::<f16>()
+    }
+}
+
+/// Keys and values of `n_blocks` blocks; zero until written.
+#[derive(Debug)]
+pub struct KvArena {
+    geometry: KvGeometry,
+    n_blocks: usize,
+    /// f16 as bits: the system hands out zeroed integers without touching the pages.
+    bits: Vec<u16>,
+}
+
+impl KvArena {
+    /// Memory for `n_blocks` blocks; pages are claimed when first written.
+    pub fn new(geometry: KvGeometry, n_blocks: usize) -> Self {
+        Self { geometry, n_blocks, bits: vec![0; n_blocks * geometry.block_len()] }
+    }
+
+    pub fn geometry(&self) -> KvGeometry {
+        self.geometry
+    }
+
+    pub fn n_blocks(&self) -> usize {
+        self.n_blocks
+    }
+
+    /// Bytes that [`export`](Self::export) appends per layer.
+    pub fn bytes_per_block_layer(&self) -> usize {
+        self.geometry.bytes_per_block_layer()
+    }
+
+    /// Appends `layers` of `block` to `out`, as little-endian f16. Panics if they do not exist.
+    pub fn export(&self, block: u32, layers: Range<usize>, out: &mut Vec<u8>) {
+        let range = self.range(block, &layers).expect("the exporter owns the block and knows the model");
+        let start = out.len();
+        out.resize(start + range.len() * size_of::<f16>(), 0);
+        for (bytes, bits) in out[start..].as_chunks_mut().0.iter_mut().zip(&self.bits[range]) {
+            *bytes = bits.to_le_bytes();
+        }
+    }
+
+    /// Overwrites `layers` of `block` with what [`export`](Self::export) wrote elsewhere.
+    pub fn import(&mut self, block: u32, layers: Range<usize>, bytes: &[u8]) -> Result<(), Error> {
+        let range = self.range(block, &layers)?;
+        let expected = range.len() * size_of::<f16>();
+        if bytes.len() != expected {
+            return Err(Error::Length { layers, expected, found: bytes.len() });
+        }
+        for (bits, bytes) in self.bits[range].iter_mut().zip(bytes.as_chunks().0) {
+            *bits = u16::from_le_bytes(*bytes);
+        }
+        Ok(())
+    }
+
+    /// Copies all of block `from` over block `to`. Panics if they do not exist.
+    pub fn copy_block(&mut self, from: u32, to: u32) {
+        let layers = 0..self.geometry.n_layers;
+        let from = self.range(from, &layers).expect("the source block exists");
+        let to = self.range(to, &layers).expect("the target block exists");
+        self.bits.copy_within(from, to.start);
+    }
+
+    /// All numbers, for the kernels.
+    pub(crate) fn halves(&self) -> &[f16] {
+        self.bits.reinterpret_cast()
+    }
+
+    pub(crate) fn halves_mut(&mut self) -> &mut [f16] {
+        self.bits.reinterpret_cast_mut()
+    }
+
+    /// Where the kernels find a layer.
+    pub(crate) fn place(&self, layer_idx: usize) -> LayerPlace {
+        LayerPlace {
+            block_stride: self.geometry.block_len(),
+            layer_start: layer_idx * self.geometry.layer_len(),
+        }
+    }
+
+    fn range(&self, block: u32, layers: &Range<usize>) -> Result<Range<usize>, Error> {
+        if block as usize >= self.n_blocks {
+            return Err(Error::Block { block, n_blocks: self.n_blocks });
+        }
+        if layers.start > layers.end || layers.end > self.geometry.n_layers {
+            return Err(Error::Layers { layers: layers.clone(), n_layers: self.geometry.n_layers });
+        }
+        let start = block as usize * self.geometry.block_len();
+        let layer_len = self.geometry.layer_len();
+        Ok(start + layers.start * layer_len..start + layers.end * layer_len)
+    }
+}

@@ -1,0 +1,324 @@
+//! One step: a ragged batch of tokens of several sequences through all layers.
+//!
+//! The logits of a token depend on its sequence alone: batch, chunking and thread count do not change a bit
+//! (see `kernels::linear` and `kernels::attention`; tested in `engine/tests/forward.rs`).
+
+use std::sync::Arc;
+
+use kernels::attention::{Attention, BLOCK_TOKENS, Span};
+use kernels::elementwise::{self, Rope};
+use kernels::isa::Isa;
+use kernels::linear::{self, Input, Linear, QuantBlock, Write};
+use kernels::pool::ThreadPool;
+
+use crate::arena::{KvArena, KvGeometry};
+use crate::shape::ModelShape;
+use crate::weights::{Layer, Weights};
+
+/// Fewer tokens than this are not worth a parallel region between the products.
+const MIN_TOKENS_TO_SPLIT: usize = 8;
+
+/// Why a step was refused; nothing was written.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Error {
+    #[error("a step of {found} tokens exceeds the limit of {limit}")]
+    TooManyTokens { found: usize, limit: usize },
+    #[error("token id {token} is outside the vocabulary of {vocab}")]
+    Token { token: u32, vocab: usize },
+    #[error("position {position} is outside the context of {context_len}")]
+    Position { position: usize, context_len: usize },
+    #[error("a block table of {found} blocks is too short for {n_tokens} tokens")]
+    BlockTable { found: usize, n_tokens: usize },
+    #[error("KV block {block} does not exist; the arena has {n_blocks}")]
+    Block { block: u32, n_blocks: usize },
+    #[error("the KV arena has geometry {found:?}, the model needs {expected:?}")]
+    Geometry { found: KvGeometry, expected: KvGeometry },
+}
+
+/// One sequence's share of a step.
+#[derive(Debug, Clone, Copy)]
+pub struct Slice<'a> {
+    pub tokens: &'a [u32],
+    /// Position of the first token; keys and values of all tokens before it are in `blocks`.
+    pub start: usize,
+    /// The sequence's blocks, which cover `start + tokens.len()` tokens. Blocks that this step writes to belong to
+    /// this sequence alone.
+    pub blocks: &'a [u32],
+    pub logits: Logits,
+}
+
+/// Which tokens of a slice get logits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Logits {
+    None,
+    Last,
+    All,
+}
+
+/// Logits in slice order.
+#[derive(Debug, Clone, PartialEq)]
+pub struct LogitRows {
+    vocab: usize,
+    data: Vec<f32>,
+}
+
+impl LogitRows {
+    pub fn n_rows(&self) -> usize {
+        self.data.len() / self.vocab
+    }
+
+    /// The i-th row, `[vocab]`. Panics if there is none.
+    pub fn row(&self, i: usize) -> &[f32] {
+        &self.data[i * self.vocab..(i + 1) * self.vocab]
+    }
+}
+
+/// Runs steps of one model; holds the intermediate results of a step.
+#[derive(Debug)]
+pub struct Forward {
+    weights: Arc<Weights>,
+    rope: Rope,
+    max_batch_tokens: usize,
+    workers: Workers,
+    scratch: Scratch,
+}
+
+/// Who computes, and with which instructions.
+#[derive(Debug)]
+struct Workers {
+    pool: Arc<ThreadPool>,
+    isa: Isa,
+}
+
+/// Intermediate results, `[n_tokens][width]` each.
+#[derive(Debug, Default)]
+struct Scratch {
+    /// The residual stream, `d_model` wide.
+    x: Vec<f32>,
+    qkv: Vec<f32>,
+    /// Attention output, `n_heads x head_dim` wide.
+    attended: Vec<f32>,
+    /// `2 d_ffn` wide.
+    gate_up: Vec<f32>,
+    prepared: Prepared,
+}
+
+/// Input of a product, in both forms.
+#[derive(Debug, Default)]
+struct Prepared {
+    plain: Vec<f32>,
+    blocks: Vec<QuantBlock>,
+}
+
+impl Forward {
+    /// `max_batch_tokens` limits a step; memory grows with the largest step seen.
+    pub fn new(weights: Arc<Weights>, pool: Arc<ThreadPool>, max_batch_tokens: usize) -> Self {
+        Self::with_isa(weights, pool, max_batch_tokens, Isa::detect())
+    }
+
+    /// The same with other instructions than the fastest, to compare them.
+    pub fn with_isa(weights: Arc<Weights>, pool: Arc<ThreadPool>, max_batch_tokens: usize, isa: Isa) -> Self {
+        let shape = weights.shape();
+        let rope = Rope::new(shape.rope_layout, shape.rope_base, shape.head_dim, shape.context_len);
+        let (workers, scratch) = (Workers { pool, isa }, Scratch::default());
+        Self { weights, rope, max_batch_tokens, workers, scratch }
+    }
+
+    /// Writes keys and values of all tokens into `arena` and returns the logits asked for. `on_layer(layer_idx, arena)`
+    /// is called as soon as a layer's keys and values of the whole batch are written.
+    pub fn run(
+        &mut self,
+        arena: &mut KvArena,
+        slices: &[Slice<'_>],
+        on_layer: &mut dyn FnMut(usize, &KvArena),
+    ) -> Result<LogitRows, Error> {
+        self.check(arena, slices)?;
+        let spans = spans(slices);
+        let weights = Arc::clone(&self.weights);
+        self.embed(slices);
+        for (layer_idx, layer) in weights.layers.iter().enumerate() {
+            self.project_qkv(layer, &spans);
+            let attention = Attention {
+                heads: weights.shape.heads(),
+                place: arena.place(layer_idx),
+                spans: &spans,
+                qkv: &self.scratch.qkv,
+            };
+            attention.store(self.workers.isa, arena.halves_mut());
+            on_layer(layer_idx, arena);
+            attention.run(&self.workers.pool, self.workers.isa, arena.halves(), &mut self.scratch.attended);
+            self.add_attention(layer);
+            self.add_feed_forward(layer);
+        }
+        Ok(self.logits(slices))
+    }
+
+    fn check(&self, arena: &KvArena, slices: &[Slice<'_>]) -> Result<(), Error> {
+        let shape = self.weights.shape();
+        let (found, expected) = (arena.geometry(), shape.kv_geometry());
+        if found != expected {
+            return Err(Error::Geometry { found, expected });
+        }
+        let n_tokens = slices.iter().map(|slice| slice.tokens.len()).sum();
+        if n_tokens > self.max_batch_tokens {
+            return Err(Error::TooManyTokens { found: n_tokens, limit: self.max_batch_tokens });
+        }
+        slices.iter().try_for_each(|slice| check_slice(slice, shape, arena.n_blocks()))
+    }
+
+    /// Fills the residual stream with the tokens' embeddings and sizes the other buffers.
+    fn embed(&mut self, slices: &[Slice<'_>]) {
+        let shape = &self.weights.shape;
+        let tokens: Vec<u32> = slices.iter().flat_map(|slice| slice.tokens).copied().collect();
+        let scratch = &mut self.scratch;
+        scratch.x.resize(tokens.len() * shape.d_model, 0.0);
+        scratch.qkv.resize(tokens.len() * shape.heads().row_len(), 0.0);
+        scratch.attended.resize(tokens.len() * shape.d_attention(), 0.0);
+        scratch.gate_up.resize(tokens.len() * 2 * shape.d_ffn, 0.0);
+        let embedding = &self.weights.embedding;
+        self.workers.each_row(&mut scratch.x, shape.d_model, |i, x| embedding.row(tokens[i] as usize, x));
+    }
+
+    /// Norm, product, and the rotation of queries and keys; queries are also divided by sqrt(head_dim).
+    fn project_qkv(&mut self, layer: &Layer, spans: &[Span<'_>]) {
+        let shape = &self.weights.shape;
+        let scratch = &mut self.scratch;
+        self.workers.norm(&scratch.x, &layer.attention_norm, shape.rms_eps, &mut scratch.prepared);
+        self.workers.product(&layer.qkv, &scratch.prepared, Write::Replace, &mut scratch.qkv);
+        let positions: Vec<usize> =
+            spans.iter().flat_map(|span| span.start..span.start + span.rows.len()).collect();
+        let (d_q, d_k) = (shape.d_attention(), shape.n_kv_heads * shape.head_dim);
+        let scale = (shape.head_dim as f32).sqrt().recip();
+        let rope = &self.rope;
+        self.workers.each_row(&mut scratch.qkv, shape.heads().row_len(), |i, row| {
+            rope.turn(positions[i], scale, &mut row[..d_q]);
+            rope.turn(positions[i], 1.0, &mut row[d_q..d_q + d_k]);
+        });
+    }
+
+    fn add_attention(&mut self, layer: &Layer) {
+        let scratch = &mut self.scratch;
+        let attended = &scratch.attended;
+        let width = self.weights.shape.d_attention();
+        self.workers.prepare(width, attended.len() / width, &mut scratch.prepared, |i, plain| {
+            plain.copy_from_slice(&attended[i * width..(i + 1) * width]);
+        });
+        self.workers.product(&layer.attention_output, &scratch.prepared, Write::Add, &mut scratch.x);
+    }
+
+    fn add_feed_forward(&mut self, layer: &Layer) {
+        let shape = &self.weights.shape;
+        let (scratch, isa, width) = (&mut self.scratch, self.workers.isa, shape.d_ffn);
+        self.workers.norm(&scratch.x, &layer.ffn_norm, shape.rms_eps, &mut scratch.prepared);
+        self.workers.product(&layer.gate_up, &scratch.prepared, Write::Replace, &mut scratch.gate_up);
+        let gate_up = &scratch.gate_up;
+        self.workers.prepare(width, gate_up.len() / (2 * width), &mut scratch.prepared, |i, plain| {
+            let (gate, up) = gate_up[2 * i * width..2 * (i + 1) * width].split_at(width);
+            elementwise::silu_mul(isa, gate, up, plain);
+        });
+        self.workers.product(&layer.down, &scratch.prepared, Write::Add, &mut scratch.x);
+    }
+
+    fn logits(&mut self, slices: &[Slice<'_>]) -> LogitRows {
+        let shape = &self.weights.shape;
+        let (mut wanted, mut n_tokens) = (Vec::new(), 0);
+        for slice in slices {
+            let end = n_tokens + slice.tokens.len();
+            let n_rows = match slice.logits {
+                Logits::None => 0,
+                Logits::Last => 1,
+                Logits::All => slice.tokens.len(),
+            };
+            for row in end - n_rows..end {
+                wanted.extend_from_slice(&self.scratch.x[row * shape.d_model..(row + 1) * shape.d_model]);
+            }
+            n_tokens = end;
+        }
+        let mut data = vec![0.0; wanted.len() / shape.d_model * shape.vocab];
+        let prepared = &mut self.scratch.prepared;
+        self.workers.norm(&wanted, &self.weights.output_norm, shape.rms_eps, prepared);
+        self.workers.product(self.weights.head(), prepared, Write::Replace, &mut data);
+        LogitRows { vocab: shape.vocab, data }
+    }
+}
+
+impl Workers {
+    /// Normed rows of `x`, ready for a product; `weight` is `[width]`.
+    fn norm(&self, x: &[f32], weight: &[f32], eps: f32, out: &mut Prepared) {
+        let width = weight.len();
+        self.prepare(width, x.len() / width, out, |i, plain| {
+            elementwise::rms_norm(self.isa, &x[i * width..(i + 1) * width], weight, eps, plain);
+        });
+    }
+
+    /// Lets `fill(row, plain)` write each row, `[width]`, and quantizes it.
+    fn prepare(
+        &self,
+        width: usize,
+        n_rows: usize,
+        out: &mut Prepared,
+        fill: impl Fn(usize, &mut [f32]) + Sync,
+    ) {
+        let n_blocks = width / linear::BLOCK_LEN;
+        out.plain.resize(n_rows * width, 0.0);
+        out.blocks.resize(n_rows * n_blocks, QuantBlock::default());
+        let n_part_rows = self.n_part_rows(n_rows);
+        let plain = out.plain.chunks_mut(n_part_rows * width);
+        let mut parts: Vec<_> = plain.zip(out.blocks.chunks_mut(n_part_rows * n_blocks)).enumerate().collect();
+        self.pool.each(&mut parts, |(part_idx, (plain, blocks))| {
+            let rows = plain.chunks_exact_mut(width).zip(blocks.chunks_exact_mut(n_blocks));
+            for (i, (plain, blocks)) in rows.enumerate() {
+                fill(*part_idx * n_part_rows + i, plain);
+                linear::quantize(self.isa, plain, blocks);
+            }
+        });
+    }
+
+    fn each_row(&self, rows: &mut [f32], width: usize, body: impl Fn(usize, &mut [f32]) + Sync) {
+        let n_part_rows = self.n_part_rows(rows.len() / width);
+        let mut parts: Vec<_> = rows.chunks_mut(n_part_rows * width).enumerate().collect();
+        self.pool.each(&mut parts, |(part_idx, rows)| {
+            for (i, row) in rows.chunks_exact_mut(width).enumerate() {
+                body(*part_idx * n_part_rows + i, row);
+            }
+        });
+    }
+
+    fn product(&self, linear: &Linear, input: &Prepared, write: Write, out: &mut [f32]) {
+        let input = Input { plain: &input.plain, blocks: &input.blocks };
+        linear.forward(&self.pool, self.isa, input, write, out);
+    }
+
+    /// Rows that one thread takes at a time; at least 1.
+    fn n_part_rows(&self, n_rows: usize) -> usize {
+        let n_parts = if n_rows < MIN_TOKENS_TO_SPLIT { 1 } else { self.pool.n_threads() };
+        n_rows.div_ceil(n_parts).max(1)
+    }
+}
+
+fn spans<'a>(slices: &[Slice<'a>]) -> Vec<Span<'a>> {
+    let mut n_rows = 0;
+    let span = |slice: &Slice<'a>| {
+        let rows = n_rows..n_rows + slice.tokens.len();
+        n_rows = rows.end;
+        Span { rows, start: slice.start, blocks: slice.blocks }
+    };
+    slices.iter().map(span).collect()
+}
+
+fn check_slice(slice: &Slice<'_>, shape: &ModelShape, n_blocks: usize) -> Result<(), Error> {
+    if let Some(&token) = slice.tokens.iter().find(|&&token| token as usize >= shape.vocab) {
+        return Err(Error::Token { token, vocab: shape.vocab });
+    }
+    let n_tokens = slice.start.saturating_add(slice.tokens.len());
+    if n_tokens > shape.context_len {
+        return Err(Error::Position { position: n_tokens - 1, context_len: shape.context_len });
+    }
+    if slice.blocks.len() < n_tokens.div_ceil(BLOCK_TOKENS) {
+        return Err(Error::BlockTable { found: slice.blocks.len(), n_tokens });
+    }
+    match slice.blocks.iter().find(|&&block| block as usize >= n_blocks) {
+        Some(&block) => Err(Error::Block { block, n_blocks }),
+        None => Ok(()),
+    }
+}

@@ -1,0 +1,68 @@
+use super::*;
+
+const PARAMS: SamplingParams = SamplingParams { temperature: 1.0, top_p: 1.0, top_k: None, seed: 42 };
+
+/// How often each token came up in 40000 draws at consecutive positions.
+fn frequencies(logits: &[f32], params: &SamplingParams) -> Vec<f64> {
+    let mut counts = vec![0.0; logits.len()];
+    for position in 0..40_000 {
+        counts[sample(logits, params, position).token as usize] += 1.0 / 40_000.0;
+    }
+    counts
+}
+
+/// Compares with the wanted distribution; 0.01 is more than four standard deviations.
+fn check(params: &SamplingParams, wanted: [f64; 5]) {
+    let logits = [0.4f32, 0.3, 0.15, 0.1, 0.05].map(f32::ln);
+    for (got, want) in frequencies(&logits, params).iter().zip(wanted) {
+        assert!((got - want).abs() < 0.011 && (want > 0.0 || *got == 0.0), "{got} {want} {params:?}");
+    }
+}
+
+#[test]
+fn draws_follow_the_distribution() {
+    let top_k = NonZeroU32::new(2);
+    check(&PARAMS, [0.4, 0.3, 0.15, 0.1, 0.05]);
+    check(&SamplingParams { top_k, ..PARAMS }, [4.0 / 7.0, 3.0 / 7.0, 0.0, 0.0, 0.0]);
+    check(&SamplingParams { top_p: 0.8, ..PARAMS }, [8.0 / 17.0, 6.0 / 17.0, 3.0 / 17.0, 0.0, 0.0]);
+    check(&SamplingParams { top_p: 0.0, ..PARAMS }, [1.0, 0.0, 0.0, 0.0, 0.0]);
+    // Top-p counts within the survivors of top-k: 0.4 / 0.7 reaches one half.
+    check(&SamplingParams { top_k, top_p: 0.5, ..PARAMS }, [1.0, 0.0, 0.0, 0.0, 0.0]);
+    let squares = [0.16, 0.09, 0.0225, 0.01, 0.0025];
+    check(&SamplingParams { temperature: 0.5, ..PARAMS }, squares.map(|w| w / squares.iter().sum::<f64>()));
+    check(&SamplingParams { temperature: 0.0, ..PARAMS }, [1.0, 0.0, 0.0, 0.0, 0.0]);
+}
+
+#[test]
+fn top_p_reaches_far_into_a_flat_distribution() {
+    let logits = vec![0.0; 5000];
+    let params = SamplingParams { top_p: 0.5, ..PARAMS };
+    let kept = likeliest(&logits, 5000, 0.5, |_| 1.0);
+    assert_eq!(kept, (0..2500).collect::<Vec<_>>());
+    assert!((0..1000).all(|position| sample(&logits, &params, position).token < 2500));
+}
+
+#[test]
+fn a_draw_depends_on_seed_and_position_only() {
+    let logits: Vec<f32> = (0..100).map(|i| (i as f32).sin()).collect();
+    let stream = |seed, positions: std::ops::Range<u64>| -> Vec<u32> {
+        positions.map(|p| sample(&logits, &SamplingParams { seed, ..PARAMS }, p).token).collect()
+    };
+    assert_eq!(stream(1, 0..50)[20..], stream(1, 20..50));
+    assert_ne!(stream(1, 0..50), stream(2, 0..50));
+}
+
+#[test]
+fn greedy_takes_the_lowest_id_of_equals_and_reports_its_logprob() {
+    let sampled = sample(&[f32::NAN, 1.0, 3.0, 3.0], &SamplingParams::GREEDY, 0);
+    assert_eq!(sampled.token, 2);
+    let sampled = sample(&[0.0; 4], &SamplingParams::GREEDY, 0);
+    assert_eq!(sampled, Sampled { token: 0, logprob: -(4f32.ln()) });
+}
+
+#[test]
+fn uniform_numbers_fill_the_unit_interval_evenly() {
+    let mut buckets = [0; 10];
+    (0..10_000).for_each(|position| buckets[(uniform(7, position) * 10.0) as usize] += 1);
+    assert!(buckets.iter().all(|n| (880..1120).contains(n)), "{buckets:?}");
+}
