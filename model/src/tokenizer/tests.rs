@@ -67,11 +67,11 @@ fn names_an_unknown_pre_tokenizer_and_the_known_ones() {
 #[test]
 fn prefers_the_longest_special_token() {
     let token = |id, text: &str| SpecialToken { id, text: text.to_owned(), control: true };
-    let specials = Specials::new(vec![token(3, "<a>"), token(4, "<a><b>"), token(5, "[x]")]);
+    let specials = Specials::new(vec![token(3, "<a>"), token(4, "<a><b>"), token(5, "[x]")]).unwrap();
     let found: Vec<u32> = specials.find("<a><b> <a> x [x]<a>").map(|(_, id)| id).collect();
     assert_eq!(found, [4, 3, 5, 3]);
     assert_eq!(specials.by_id(5).unwrap().text, "[x]");
-    assert_eq!(Specials::new(Vec::new()).find("<a>").count(), 0);
+    assert_eq!(Specials::new(Vec::new()).unwrap().find("<a>").count(), 0);
 }
 
 #[test]
