@@ -264,7 +264,8 @@ impl Workers {
         out.blocks.resize(n_rows * n_blocks, QuantBlock::default());
         let n_part_rows = self.n_part_rows(n_rows);
         let plain = out.plain.chunks_mut(n_part_rows * width);
-        let mut parts: Vec<_> = plain.zip(out.blocks.chunks_mut(n_part_rows * n_blocks)).enumerate().collect();
+        let mut parts: Vec<_> =
+            plain.zip(out.blocks.chunks_mut(n_part_rows * n_blocks)).enumerate().collect();
         self.pool.each(&mut parts, |(part_idx, (plain, blocks))| {
             let rows = plain.chunks_exact_mut(width).zip(blocks.chunks_exact_mut(n_blocks));
             for (i, (plain, blocks)) in rows.enumerate() {

@@ -54,7 +54,8 @@ pub fn sample(logits: &[f32], params: &SamplingParams, position: u64) -> Sampled
 
 /// Index of the greatest logit, the lowest one of equals; NaN never wins.
 fn argmax(logits: &[f32]) -> usize {
-    let better = |best: usize, i: usize| if logits[i] > logits[best] || logits[best].is_nan() { i } else { best };
+    let better =
+        |best: usize, i: usize| if logits[i] > logits[best] || logits[best].is_nan() { i } else { best };
     (0..logits.len()).fold(0, better)
 }
 
@@ -80,9 +81,8 @@ fn choose(weights: impl Iterator<Item = f64> + Clone, chance: f64) -> usize {
 /// The ids that survive top-k, then top-p over the survivors, likeliest first; at least one.
 fn likeliest(logits: &[f32], k: usize, top_p: f64, weight: impl Fn(f32) -> f64) -> Vec<u32> {
     let mut ids: Vec<u32> = (0..logits.len() as u32).collect();
-    let by_likelihood = |a: &u32, b: &u32| -> Ordering {
-        logits[*b as usize].total_cmp(&logits[*a as usize]).then(a.cmp(b))
-    };
+    let by_likelihood =
+        |a: &u32, b: &u32| -> Ordering { logits[*b as usize].total_cmp(&logits[*a as usize]).then(a.cmp(b)) };
     let of = |id: u32| Some(weight(logits[id as usize])).filter(|w| !w.is_nan()).unwrap_or(0.0);
     if k < ids.len() {
         ids.select_nth_unstable_by(k, by_likelihood);
@@ -114,7 +114,8 @@ fn likeliest(logits: &[f32], k: usize, top_p: f64, weight: impl Fn(f32) -> f64) 
 /// counter-based generator whose stream is keyed by the mixed seed.
 fn uniform(seed: u64, position: u64) -> f64 {
     const GOLDEN: u64 = 0x9E37_79B9_7F4A_7C15;
-    let bits = mix(mix(seed.wrapping_add(GOLDEN)).wrapping_add(position.wrapping_add(1).wrapping_mul(GOLDEN)));
+    let bits =
+        mix(mix(seed.wrapping_add(GOLDEN)).wrapping_add(position.wrapping_add(1).wrapping_mul(GOLDEN)));
     (bits >> 11) as f64 / (1u64 << 53) as f64
 }
 

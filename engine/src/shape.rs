@@ -7,9 +7,6 @@ use model::gguf::{self, Gguf};
 
 use crate::arena::KvGeometry;
 
-#[cfg(test)]
-mod tests;
-
 /// Why a file cannot be run. Every message names the key.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
@@ -94,11 +91,36 @@ impl ModelShape {
         let whole_blocks = "it must be a positive multiple of 32";
         let rules = [
             ("llama.block_count", self.n_layers, (1..=1024).contains(&self.n_layers), "it must be 1 to 1024"),
-            ("llama.embedding_length", self.d_model, is_multiple(self.d_model, linear::BLOCK_LEN), whole_blocks),
-            ("llama.feed_forward_length", self.d_ffn, is_multiple(self.d_ffn, linear::BLOCK_LEN), whole_blocks),
-            ("llama.attention.key_length", self.head_dim, is_multiple(self.head_dim, LANES), "it must be a positive multiple of 16"),
-            ("llama.attention.head_count_kv", self.n_kv_heads, is_multiple(self.n_heads, self.n_kv_heads), "it must divide head_count"),
-            ("llama.attention.head_count", self.n_heads, is_multiple(self.d_attention(), linear::BLOCK_LEN), "head_count x key_length must be a multiple of 32"),
+            (
+                "llama.embedding_length",
+                self.d_model,
+                is_multiple(self.d_model, linear::BLOCK_LEN),
+                whole_blocks,
+            ),
+            (
+                "llama.feed_forward_length",
+                self.d_ffn,
+                is_multiple(self.d_ffn, linear::BLOCK_LEN),
+                whole_blocks,
+            ),
+            (
+                "llama.attention.key_length",
+                self.head_dim,
+                is_multiple(self.head_dim, LANES),
+                "it must be a positive multiple of 16",
+            ),
+            (
+                "llama.attention.head_count_kv",
+                self.n_kv_heads,
+                is_multiple(self.n_heads, self.n_kv_heads),
+                "it must divide head_count",
+            ),
+            (
+                "llama.attention.head_count",
+                self.n_heads,
+                is_multiple(self.d_attention(), linear::BLOCK_LEN),
+                "head_count x key_length must be a multiple of 32",
+            ),
             ("llama.context_length", self.context_len, self.context_len > 0, "it must be positive"),
             ("llama.vocab_size", self.vocab, self.vocab > 0, "token_embd.weight must have rows"),
         ];
