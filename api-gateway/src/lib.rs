@@ -1,1 +1,136 @@
-//! Placeholder.
+//! Speaks OpenAI's Responses API over WebSocket, SSE and JSON, and owns every conversation's tokens.
+
+mod cluster;
+mod conversation;
+mod emit;
+mod error;
+mod http;
+pub mod metrics;
+mod prepare;
+mod state;
+mod store;
+mod turn;
+mod wire;
+mod ws;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use axum::Router;
+use model::TextModel;
+use proto::net::BadAddress;
+use tokio::net::TcpListener;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+pub use store::StoreLimits;
+
+/// The gateway's settings.
+#[derive(Debug, Clone)]
+pub struct Config {
+    /// Addresses of all routers, `http://host:port`.
+    pub routers: Vec<String>,
+    /// Sampling where the request says nothing.
+    pub temperature: f32,
+    pub top_p: f32,
+    /// Longest WebSocket message and HTTP body, in bytes.
+    pub max_request_bytes: usize,
+    /// Open WebSocket connections; further upgrades are answered with 503.
+    pub max_connections: usize,
+    /// Turns in progress over all connections; further ones are answered with 503.
+    pub max_turns: usize,
+    /// Creates that may wait behind a running one on a connection.
+    pub max_queued_creates: usize,
+    /// After this long a connection takes no further creates.
+    pub connection_life: Duration,
+    /// `response.in_progress` is repeated at this interval while nothing else is sent.
+    pub heartbeat: Duration,
+    /// A ping goes out at this interval; a connection that stays silent for three of them is closed.
+    pub ping: Duration,
+    /// A turn whose events cannot be sent for this long is cancelled.
+    pub slow_reader: Duration,
+    /// Other workers tried when one fails during a turn.
+    pub max_resubmissions: usize,
+    pub store: StoreLimits,
+    /// How long running turns may take to finish once the gateway drains.
+    pub drain: Duration,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            routers: Vec::new(),
+            temperature: 1.0,
+            top_p: 1.0,
+            max_request_bytes: 64 << 20,
+            max_connections: 10_000,
+            max_turns: 4_096,
+            max_queued_creates: 16,
+            connection_life: Duration::from_secs(3600),
+            heartbeat: Duration::from_secs(15),
+            ping: Duration::from_secs(20),
+            slow_reader: Duration::from_secs(30),
+            max_resubmissions: 3,
+            store: StoreLimits {
+                max_responses: 100_000,
+                max_tokens: 256 << 20,
+                ttl: Duration::from_secs(24 * 3600),
+            },
+            drain: Duration::from_secs(30),
+        }
+    }
+}
+
+/// Whether any router has named a decode worker; readable from outside, for health checks.
+#[derive(Debug, Clone, Default)]
+pub struct Readiness(Arc<AtomicBool>);
+
+impl Readiness {
+    /// True once a turn can be served.
+    #[must_use]
+    pub fn is_ready(&self) -> bool {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+/// Serves clients on `listener` until `shutdown`, then lets running turns finish. `routes` holds what the process
+/// serves beside (health, metrics).
+///
+/// # Errors
+/// When a router's address is malformed.
+pub async fn run(
+    config: Config,
+    text: TextModel,
+    listener: TcpListener,
+    routes: Router,
+    readiness: Readiness,
+    shutdown: CancellationToken,
+) -> Result<(), BadAddress> {
+    let tasks = TaskTracker::new();
+    let cluster = cluster::ClusterClient::new(&config.routers)?;
+    tasks.spawn(cluster.clone().refresh(readiness.clone(), shutdown.clone()));
+    let drain = config.drain;
+    let gateway = state::Gateway::new(config, text, cluster);
+    let app = routes.merge(http::routes(gateway, shutdown.clone()));
+    let listener = axum::serve::ListenerExt::tap_io(listener, |stream| {
+        // A socket that cannot be tuned still works.
+        let _ = stream.set_nodelay(true);
+    });
+    let serve = axum::serve(listener, app).with_graceful_shutdown(shutdown.clone().cancelled_owned());
+    let cut = async {
+        shutdown.cancelled().await;
+        tokio::time::sleep(drain).await;
+    };
+    tokio::select! {
+        result = serve.into_future() => {
+            if let Err(error) = result {
+                tracing::error!(%error, "the listener failed");
+            }
+        }
+        () = cut => tracing::warn!("connections are cut: the drain period is over"),
+    }
+    tasks.close();
+    tasks.wait().await;
+    Ok(())
+}

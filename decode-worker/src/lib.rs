@@ -46,7 +46,8 @@ pub async fn run(
 ) -> Result<(), tonic::transport::Error> {
     let tasks = TaskTracker::new();
     let stop_serving = CancellationToken::new();
-    let own = Peer { id: config.info.id.clone(), address: config.info.address.clone(), epoch: config.info.epoch };
+    let own =
+        Peer { id: config.info.id.clone(), address: config.info.address.clone(), epoch: config.info.epoch };
     let geometry = engine.geometry().clone();
     local.add(own.id.clone(), own.epoch, engine.port());
     let links = Links::new(own.clone(), geometry.clone(), local.clone());

@@ -86,14 +86,20 @@ impl DecodeService {
         }
     }
 
-    fn job(&self, request: &v1::GenerateRequest, origin: &Origin, sink: engine::job::Sink) -> Result<Job, Status> {
-        let prompt = request.prompt.as_ref().ok_or_else(|| Status::invalid_argument("a turn needs a prompt"))?;
+    fn job(
+        &self,
+        request: &v1::GenerateRequest,
+        origin: &Origin,
+        sink: engine::job::Sink,
+    ) -> Result<Job, Status> {
+        let prompt =
+            request.prompt.as_ref().ok_or_else(|| Status::invalid_argument("a turn needs a prompt"))?;
         let fingerprint = self.engine.geometry().model_fingerprint;
         if prompt.model_fingerprint[..] != fingerprint {
             return Err(Reason::Mismatch.status(format!("{} runs another model", self.config.info.id)));
         }
-        let parent =
-            BlockHash::from_wire(&prompt.parent).map_err(|error| Status::invalid_argument(error.to_string()))?;
+        let parent = BlockHash::from_wire(&prompt.parent)
+            .map_err(|error| Status::invalid_argument(error.to_string()))?;
         Ok(Job {
             turn: request.turn,
             prompt: Prompt {
@@ -145,7 +151,9 @@ impl DecodeService {
         let mut n_output = 0;
         loop {
             let (message, outcome) = match turn.outbox.next().await {
-                Next::Prefilled { computed_tokens } => (Ok(self.started(turn, &received, computed_tokens)), None),
+                Next::Prefilled { computed_tokens } => {
+                    (Ok(self.started(turn, &received, computed_tokens)), None)
+                }
                 Next::Tokens(ids) => {
                     n_output += ids.len();
                     (Ok(Event::Tokens(v1::Tokens { ids })), None)
@@ -201,7 +209,11 @@ impl v1::decode_server::Decode for DecodeService {
         }
         let worker = self.config.info.id.clone();
         let span = tracing::info_span!(
-            "turn", role = "decode", worker, conversation = request.get_ref().conversation, turn = request.get_ref().turn
+            "turn",
+            role = "decode",
+            worker,
+            conversation = request.get_ref().conversation,
+            turn = request.get_ref().turn
         );
         trace::adopt(&span, request.metadata());
         let request = request.into_inner();
@@ -225,7 +237,9 @@ fn origin(request: &v1::GenerateRequest) -> Origin {
             prefill: prefill.clone().into(),
             source: source.map(|source| (source, request.source_blocks)),
         },
-        (None, Some(source)) => Origin::Pull { source: source.into(), n_blocks: request.source_blocks as usize },
+        (None, Some(source)) => {
+            Origin::Pull { source: source.into(), n_blocks: request.source_blocks as usize }
+        }
         (None, None) => Origin::Own,
     }
 }

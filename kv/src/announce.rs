@@ -93,7 +93,8 @@ impl Announcer {
 
     fn watch(&self, info: v1::WorkerInfo) -> (Vec<Event>, broadcast::Receiver<Arc<Event>>) {
         let state = self.lock();
-        let mut blocks: Vec<_> = state.held.iter().map(|(hash, (parent, order))| (*order, *hash, *parent)).collect();
+        let mut blocks: Vec<_> =
+            state.held.iter().map(|(hash, (parent, order))| (*order, *hash, *parent)).collect();
         let receiver = state.events.subscribe();
         let load = state.load.clone();
         drop(state);
@@ -151,7 +152,12 @@ pub struct WorkerService {
 impl WorkerService {
     /// Serves `announcer`'s events under the name and shape of `info` until `shutdown`; its streams run on `tasks`.
     #[must_use]
-    pub fn new(info: v1::WorkerInfo, announcer: Announcer, tasks: TaskTracker, shutdown: CancellationToken) -> Self {
+    pub fn new(
+        info: v1::WorkerInfo,
+        announcer: Announcer,
+        tasks: TaskTracker,
+        shutdown: CancellationToken,
+    ) -> Self {
         Self { info, announcer, tasks, shutdown }
     }
 }

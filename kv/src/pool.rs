@@ -153,7 +153,13 @@ impl BlockPool {
     /// Names a full private block, so that others can find it. Its parent must be held (or be the root).
     /// If the name is already held by another block, that one is taken into use and returned, and `id` is released:
     /// the caller goes on with the returned block.
-    pub fn seal(&mut self, id: BlockId, hash: BlockHash, parent: BlockHash, tokens: [u32; BLOCK_TOKENS]) -> BlockId {
+    pub fn seal(
+        &mut self,
+        id: BlockId,
+        hash: BlockHash,
+        parent: BlockHash,
+        tokens: [u32; BLOCK_TOKENS],
+    ) -> BlockId {
         if let Some(&twin) = self.by_hash.get(&hash) {
             if twin != id {
                 self.retain(twin);

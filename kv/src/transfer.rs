@@ -130,7 +130,9 @@ impl Links {
         }
         let client = TransferClient::new(self.channel(&peer.address)?);
         Ok(Transfer::Grpc(
-            client.max_decoding_message_size(proto::MAX_MESSAGE_BYTES).max_encoding_message_size(proto::MAX_MESSAGE_BYTES),
+            client
+                .max_decoding_message_size(proto::MAX_MESSAGE_BYTES)
+                .max_encoding_message_size(proto::MAX_MESSAGE_BYTES),
         ))
     }
 
@@ -215,16 +217,14 @@ pub struct Pull<'a> {
 }
 
 impl Pull<'_> {
-    async fn take(
-        &self,
-        frames: impl futures::Stream<Item = Result<Frame, Error>>,
-    ) -> Result<Moved, Error> {
+    async fn take(&self, frames: impl futures::Stream<Item = Result<Frame, Error>>) -> Result<Moved, Error> {
         let mut moved = Moved::default();
         let mut frames = std::pin::pin!(frames);
         while let Some(frame) = frames.next().await {
             let mut frame = frame?;
             for block in &mut frame.blocks {
-                *block = *self.targets.get(*block as usize).ok_or(Error::Damaged("a block nobody asked for"))?;
+                *block =
+                    *self.targets.get(*block as usize).ok_or(Error::Damaged("a block nobody asked for"))?;
             }
             moved.blocks += frame.blocks.len();
             moved.bytes += frame.payload.len() as u64;

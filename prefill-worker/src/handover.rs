@@ -49,12 +49,17 @@ impl Order {
         let missing = |what: &str| Failure::Malformed(format!("{what} is missing"));
         let prompt = request.prompt.ok_or_else(|| missing("the prompt"))?;
         let grant = request.grant.ok_or_else(|| missing("the grant"))?;
-        let parent = BlockHash::from_wire(&prompt.parent).map_err(|error| Failure::Malformed(error.to_string()))?;
+        let parent =
+            BlockHash::from_wire(&prompt.parent).map_err(|error| Failure::Malformed(error.to_string()))?;
         let sampling = request.sampling.unwrap_or_default();
         let source = request.source.map(|source| (Peer::from(source), request.source_blocks as usize));
         Ok(Self {
             turn: request.turn,
-            prompt: Prompt { key: HashKey::derive(fingerprint, &prompt.tenant_salt), parent, ids: prompt.ids },
+            prompt: Prompt {
+                key: HashKey::derive(fingerprint, &prompt.tenant_salt),
+                parent,
+                ids: prompt.ids,
+            },
             sampling: SamplingParams {
                 temperature: sampling.temperature,
                 top_p: sampling.top_p,
@@ -92,7 +97,12 @@ impl Drop for Running<'_> {
 }
 
 /// Runs one order to its end.
-pub(crate) async fn run(engine: &Engine, links: &Links, order: Order, pull_deadline: Duration) -> Result<Done, Failure> {
+pub(crate) async fn run(
+    engine: &Engine,
+    links: &Links,
+    order: Order,
+    pull_deadline: Duration,
+) -> Result<Done, Failure> {
     let (sink, mut events) = channel();
     let (frames, outgoing) = FrameSender::new(FRAMES_IN_FLIGHT);
     let Order { receiver, grant, deadline, source, .. } = order;

@@ -39,12 +39,15 @@ impl PrefillService {
         let began = Instant::now();
         let result = handover::run(&self.engine, &self.links, order, self.config.pull_deadline).await;
         let outcome = if result.is_ok() { "finished" } else { "failed" };
-        metrics::counter!(crate::metrics::PROMPTS, "worker" => worker.clone(), "outcome" => outcome).increment(1);
+        metrics::counter!(crate::metrics::PROMPTS, "worker" => worker.clone(), "outcome" => outcome)
+            .increment(1);
         let done = result.map_err(|failure| status(&failure))?;
         let seconds = began.elapsed().as_secs_f64();
         metrics::histogram!(crate::metrics::PROMPT_SECONDS, "worker" => worker.clone()).record(seconds);
-        metrics::counter!(crate::metrics::PUSHED_BYTES, "worker" => worker.clone()).increment(done.pushed.bytes);
-        metrics::counter!(crate::metrics::PULLED_BLOCKS, "worker" => worker).increment(done.pulled.blocks as u64);
+        metrics::counter!(crate::metrics::PUSHED_BYTES, "worker" => worker.clone())
+            .increment(done.pushed.bytes);
+        metrics::counter!(crate::metrics::PULLED_BLOCKS, "worker" => worker)
+            .increment(done.pulled.blocks as u64);
         let narrow = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
         Ok(v1::PrefillReply {
             first_token: done.first_token,
@@ -67,7 +70,11 @@ impl v1::prefill_server::Prefill for PrefillService {
         }
         let worker = &self.config.info.id;
         let span = tracing::info_span!(
-            "turn", role = "prefill", worker, conversation = request.get_ref().conversation, turn = request.get_ref().turn
+            "turn",
+            role = "prefill",
+            worker,
+            conversation = request.get_ref().conversation,
+            turn = request.get_ref().turn
         );
         trace::adopt(&span, request.metadata());
         self.run(request.into_inner()).instrument(span).await.map(Response::new)

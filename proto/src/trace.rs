@@ -26,7 +26,9 @@ struct Outgoing<'a>(&'a mut MetadataMap);
 
 impl Injector for Outgoing<'_> {
     fn set(&mut self, key: &str, value: String) {
-        if let (Ok(key), Ok(value)) = (MetadataKey::from_bytes(key.as_bytes()), MetadataValue::try_from(value)) {
+        if let (Ok(key), Ok(value)) =
+            (MetadataKey::from_bytes(key.as_bytes()), MetadataValue::try_from(value))
+        {
             self.0.insert(key, value);
         }
     }

@@ -52,7 +52,12 @@ pub(crate) struct Choice {
 }
 
 /// Chooses among `decode` and `prefill` workers; nothing when there is no decode worker.
-pub(crate) fn choose(costs: &Costs, demand: Demand, decode: &[Candidate], prefill: &[Candidate]) -> Option<Choice> {
+pub(crate) fn choose(
+    costs: &Costs,
+    demand: Demand,
+    decode: &[Candidate],
+    prefill: &[Candidate],
+) -> Option<Choice> {
     let most_held = decode.iter().chain(prefill).map(|candidate| candidate.held).max().unwrap_or(0);
     let mut best: Option<(f64, bool, Choice)> = None;
     for (d, decoder) in decode.iter().enumerate() {
@@ -60,7 +65,8 @@ pub(crate) fn choose(costs: &Costs, demand: Demand, decode: &[Candidate], prefil
         let pressure = costs.pressure(demand, decoder);
         let own = fill_us(costs, demand, decoder, most_held);
         let fits = uncached(demand, most_held) <= costs.local_prefill_tokens;
-        let local = (prefill.is_empty() || fits).then_some((None, own + costs.disturbance(demand, decoder, most_held)));
+        let local = (prefill.is_empty() || fits)
+            .then_some((None, own + costs.disturbance(demand, decoder, most_held)));
         let remote = prefill.iter().enumerate().map(|(p, worker)| {
             let moved = blocks(demand).saturating_sub(decoder.held);
             let us = fill_us(costs, demand, worker, most_held) + costs.handover_us + costs.move_us(moved);

@@ -61,7 +61,9 @@ impl Cluster {
     /// A worker is connected. An earlier connection to the same worker is replaced.
     pub(crate) fn join(&self, info: v1::WorkerInfo) -> WorkerIdx {
         let mut state = self.lock();
-        while let Some(old) = state.members.iter().find(|member| member.info.id == info.id).map(|member| member.idx) {
+        while let Some(old) =
+            state.members.iter().find(|member| member.info.id == info.id).map(|member| member.idx)
+        {
             state.leave(old);
         }
         let idx = WorkerIdx(state.next_idx);
@@ -128,9 +130,11 @@ impl Cluster {
             .map(|(member, &held)| candidate(member, held, now))
             .collect();
         let (decoders, prefillers) = candidates.split_at(decode.len());
-        let last_decode = decode.iter().find(|member| member.info.id == request.last_decode).map(|member| member.idx);
+        let last_decode =
+            decode.iter().find(|member| member.info.id == request.last_decode).map(|member| member.idx);
         let demand = Demand { prompt_tokens: request.prompt_tokens, last_decode };
-        let choice = policy::choose(&self.costs, demand, decoders, prefillers).ok_or_else(|| no_worker(request))?;
+        let choice =
+            policy::choose(&self.costs, demand, decoders, prefillers).ok_or_else(|| no_worker(request))?;
         let plan = to_wire(choice, &decode, &prefill, &held);
         let filler = choice.prefill.map_or(decode[choice.decode].idx, |p| prefill[p].idx);
         let uncached = request.prompt_tokens.saturating_sub(
@@ -168,7 +172,11 @@ fn candidate(member: &Member, held: usize, now: Instant) -> Candidate {
 }
 
 fn no_worker(request: &v1::RouteRequest) -> Status {
-    let avoided = if request.avoid.is_empty() { String::new() } else { format!(" besides {}", request.avoid.join(", ")) };
+    let avoided = if request.avoid.is_empty() {
+        String::new()
+    } else {
+        format!(" besides {}", request.avoid.join(", "))
+    };
     Reason::NoWorker.status(format!("no decode worker with this model is connected{avoided}"))
 }
 
@@ -179,7 +187,11 @@ fn to_wire(choice: Choice, decode: &[&Member], prefill: &[&Member], held: &[usiz
     let (holder, most) = held.iter().copied().enumerate().max_by_key(|(_, n)| *n).unwrap_or((filler, 0));
     let members: Vec<&&Member> = decode.iter().chain(prefill).collect();
     let source = (most > held[filler]).then(|| worker_ref(members[holder]));
-    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "an estimate in whole microseconds")]
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "an estimate in whole microseconds"
+    )]
     let estimated_ttft_us = choice.ttft_us as u64;
     v1::RoutePlan {
         chain_unknown: false,
@@ -213,7 +225,10 @@ impl RouterService {
 impl v1::router_server::Router for RouterService {
     async fn route(&self, request: Request<v1::RouteRequest>) -> Result<Response<v1::RoutePlan>, Status> {
         let span = tracing::info_span!(
-            "turn", role = "router", conversation = request.get_ref().conversation, turn = request.get_ref().turn
+            "turn",
+            role = "router",
+            conversation = request.get_ref().conversation,
+            turn = request.get_ref().turn
         );
         trace::adopt(&span, request.metadata());
         let _entered = span.enter();

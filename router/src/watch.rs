@@ -35,7 +35,11 @@ pub(crate) async fn run(address: String, cluster: Cluster, shutdown: Cancellatio
             && !told
         {
             told = true;
-            tracing::info!(address, error = status.message(), "worker is not connected: trying again until it is");
+            tracing::info!(
+                address,
+                error = status.message(),
+                "worker is not connected: trying again until it is"
+            );
         }
         tokio::select! {
             () = tokio::time::sleep(retry) => retry = (retry * 2).min(LAST_RETRY),

@@ -115,7 +115,8 @@ fn check(pool: &BlockPool, tables: &BTreeMap<usize, Vec<BlockId>>) {
         assert_eq!(free.contains(&id), block.users == 0 && block.sealed.is_none(), "block {id}");
         if let Some(sealed) = &block.sealed {
             assert_eq!(pool.by_hash[&sealed.hash], id);
-            let children = pool.blocks.iter().filter_map(|b| b.sealed.as_ref()).filter(|s| s.parent == Some(id));
+            let children =
+                pool.blocks.iter().filter_map(|b| b.sealed.as_ref()).filter(|s| s.parent == Some(id));
             assert_eq!(children.count(), sealed.n_children as usize, "children of block {id}");
             let evictable = pool.evictable.contains(&(sealed.last_used, id));
             assert_eq!(evictable, block.users == 0 && sealed.n_children == 0, "block {id} in the queue");

@@ -35,9 +35,9 @@ impl TransferService {
 
     fn check(&self, hello: Option<v1::Hello>) -> Result<v1::Hello, Status> {
         let hello = hello.ok_or_else(|| Status::invalid_argument("a transfer begins with a hello"))?;
-        self.geometry
-            .check(&hello.model_fingerprint, hello.geometry.as_ref())
-            .map_err(|mismatch| Reason::Mismatch.status(format!("{} refuses {}: {mismatch}", self.own.id, hello.worker)))?;
+        self.geometry.check(&hello.model_fingerprint, hello.geometry.as_ref()).map_err(|mismatch| {
+            Reason::Mismatch.status(format!("{} refuses {}: {mismatch}", self.own.id, hello.worker))
+        })?;
         if hello.epoch != self.own.epoch {
             return Err(Reason::GrantRevoked.status(format!("{} has restarted since the grant", self.own.id)));
         }

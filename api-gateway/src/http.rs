@@ -1,0 +1,249 @@
+//! The HTTP surface: upgrades, `POST /v1/responses` as JSON or SSE, the model list, and errors as JSON everywhere.
+
+use std::convert::Infallible;
+use std::future::pending;
+use std::sync::Arc;
+
+use axum::Router;
+use axum::body::Body;
+use axum::extract::rejection::BytesRejection;
+use axum::extract::ws::WebSocketUpgrade;
+use axum::extract::ws::rejection::WebSocketUpgradeRejection;
+use axum::extract::{DefaultBodyLimit, Path, Request, State};
+use axum::http::{HeaderName, HeaderValue, StatusCode, header};
+use axum::middleware::{self, Next};
+use axum::response::{IntoResponse, Response};
+use axum::routing::get;
+use bytes::Bytes;
+use futures::StreamExt;
+use serde::Serialize;
+use tokio::sync::{Semaphore, mpsc, oneshot};
+use tokio_stream::wrappers::ReceiverStream;
+use tokio_util::sync::CancellationToken;
+
+use crate::emit::{EventSink, new_id};
+use crate::error::ApiError;
+use crate::metrics as names;
+use crate::state::Gateway;
+use crate::turn::{Origin, run_turn};
+use crate::wire::{Create, Event, Transport, parse_body};
+use crate::ws;
+
+/// Events an SSE reader may leave unread.
+const EVENTS_IN_FLIGHT: usize = 256;
+const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+
+#[derive(Debug, Clone)]
+struct App {
+    gateway: Gateway,
+    connections: Arc<Semaphore>,
+    turns: Arc<Semaphore>,
+    shutdown: CancellationToken,
+}
+
+/// All of the API's routes.
+pub(crate) fn routes(gateway: Gateway, shutdown: CancellationToken) -> Router {
+    let config = gateway.config();
+    let app = App {
+        connections: Arc::new(Semaphore::new(config.max_connections)),
+        turns: Arc::new(Semaphore::new(config.max_turns)),
+        shutdown,
+        gateway: gateway.clone(),
+    };
+    Router::new()
+        .route("/v1/responses", get(upgrade).post(create))
+        .route("/v1/models", get(models))
+        .route("/v1/models/{id}", get(model))
+        .fallback(unknown_path)
+        .method_not_allowed_fallback(wrong_method)
+        .layer(DefaultBodyLimit::max(config.max_request_bytes))
+        .layer(middleware::from_fn(name_request))
+        .with_state(app)
+}
+
+async fn name_request(request: Request, next: Next) -> Response {
+    let mut response = next.run(request).await;
+    if let Ok(id) = HeaderValue::from_str(&new_id("req")) {
+        response.headers_mut().insert(REQUEST_ID, id);
+    }
+    response
+}
+
+async fn upgrade(
+    State(app): State<App>,
+    upgrade: Result<WebSocketUpgrade, WebSocketUpgradeRejection>,
+) -> Response {
+    let Ok(upgrade) = upgrade else {
+        let error = ApiError {
+            status: StatusCode::UPGRADE_REQUIRED.as_u16(),
+            ..ApiError::invalid(
+                "upgrade_required",
+                "GET /v1/responses is a WebSocket: upgrade, or POST a request",
+            )
+        };
+        let mut response = error.into_response();
+        response.headers_mut().insert(header::UPGRADE, HeaderValue::from_static("websocket"));
+        return response;
+    };
+    let Ok(place) = Arc::clone(&app.connections).try_acquire_owned() else {
+        return ApiError::overloaded("all connections are taken: try again shortly").into_response();
+    };
+    let limit = app.gateway.config().max_request_bytes;
+    upgrade.max_message_size(limit).max_frame_size(limit).on_upgrade(move |socket| async move {
+        let _place = place;
+        metrics::gauge!(names::CONNECTIONS).increment(1.0);
+        ws::serve(&app.gateway, socket, &app.turns, &app.shutdown).await;
+        metrics::gauge!(names::CONNECTIONS).decrement(1.0);
+    })
+}
+
+async fn create(State(app): State<App>, body: Result<Bytes, BytesRejection>) -> Result<Response, ApiError> {
+    let body = body.map_err(|rejection| unreadable(&app, &rejection))?;
+    metrics::counter!(names::CLIENT_BYTES_IN).increment(body.len() as u64);
+    let create = parse_body(&body)?;
+    let stream = create.stream;
+    if stream { sse(app, create).await } else { json(app, create).await }
+}
+
+fn unreadable(app: &App, rejection: &BytesRejection) -> ApiError {
+    if rejection.status() == StatusCode::PAYLOAD_TOO_LARGE {
+        let limit = app.gateway.config().max_request_bytes;
+        return ApiError::too_large(format!(
+            "the body is larger than {limit} bytes: send less, or use the WebSocket"
+        ));
+    }
+    ApiError::invalid("invalid_body", format!("the body could not be read: {rejection}"))
+}
+
+fn origin() -> Origin {
+    Origin { transport: Transport::Http, response_id: new_id("resp"), latest: None }
+}
+
+async fn json(app: App, create: Create) -> Result<Response, ApiError> {
+    let _place = app.turns.try_acquire().map_err(|_| all_turns_taken())?;
+    let ended = run_turn(&app.gateway, create, origin(), EventSink::Discard, pending()).await?;
+    metrics::counter!(names::CLIENT_BYTES_OUT).increment(ended.response.len() as u64);
+    Ok(([(header::CONTENT_TYPE, "application/json")], ended.response).into_response())
+}
+
+/// Streams events. The status is decided by what comes first: an event, or an error.
+async fn sse(app: App, create: Create) -> Result<Response, ApiError> {
+    let place = Arc::clone(&app.turns).try_acquire_owned().map_err(|_| all_turns_taken())?;
+    let (sender, mut events) = mpsc::channel(EVENTS_IN_FLIGHT);
+    let (refused, refusal) = oneshot::channel();
+    // The turn runs inside the body's stream: when the client goes, the body is dropped and the turn with it.
+    let turn = async move {
+        let _place = place;
+        if let Err(error) =
+            run_turn(&app.gateway, create, origin(), EventSink::Stream(sender), pending()).await
+        {
+            let _ = refused.send(error);
+        }
+    };
+    let mut turn = Box::pin(turn);
+    let first = tokio::select! {
+        event = events.recv() => event,
+        () = &mut turn => events.recv().await,
+    };
+    let Some(first) = first else {
+        return Err(refusal.await.unwrap_or_else(|_| ApiError::internal("the turn ended without an event")));
+    };
+    let rest = futures::stream::unfold((ReceiverStream::new(events), Some(turn)), next_event);
+    let frames = futures::stream::once(async move { first })
+        .chain(rest)
+        .map(|event| frame(&event))
+        .chain(futures::stream::once(async { Bytes::from_static(b"data: [DONE]\n\n") }))
+        .map(Ok::<_, Infallible>);
+    let headers = [(header::CONTENT_TYPE, "text/event-stream"), (header::CACHE_CONTROL, "no-cache")];
+    Ok((headers, Body::from_stream(frames)).into_response())
+}
+
+type Rest<T> = (ReceiverStream<Event>, Option<std::pin::Pin<Box<T>>>);
+
+/// The next event, while the turn that makes it runs.
+async fn next_event<T: Future<Output = ()>>((mut events, mut turn): Rest<T>) -> Option<(Event, Rest<T>)> {
+    loop {
+        let event = match &mut turn {
+            Some(running) => tokio::select! {
+                event = events.next() => event,
+                () = running => {
+                    turn = None;
+                    continue;
+                }
+            },
+            None => events.next().await,
+        };
+        return event.map(|event| (event, (events, turn)));
+    }
+}
+
+fn frame(event: &Event) -> Bytes {
+    let text = format!("event: {}\ndata: {}\n\n", event.kind, event.json);
+    metrics::counter!(names::CLIENT_BYTES_OUT).increment(text.len() as u64);
+    text.into()
+}
+
+pub(crate) fn all_turns_taken() -> ApiError {
+    ApiError::overloaded("all places for turns are taken: try again shortly")
+}
+
+#[derive(Serialize)]
+struct Model<'a> {
+    id: &'a str,
+    object: &'static str,
+    created: u64,
+    owned_by: &'static str,
+}
+
+#[derive(Serialize)]
+struct List<T> {
+    object: &'static str,
+    data: Vec<T>,
+}
+
+fn served(gateway: &Gateway) -> Model<'_> {
+    Model { id: &gateway.text().name, object: "model", created: 0, owned_by: "baton" }
+}
+
+async fn models(State(app): State<App>) -> Response {
+    axum::Json(List { object: "list", data: vec![served(&app.gateway)] }).into_response()
+}
+
+async fn model(State(app): State<App>, Path(id): Path<String>) -> Result<Response, ApiError> {
+    let model = served(&app.gateway);
+    if model.id != id {
+        let message = format!("the model `{id}` is not served here; this gateway serves `{}`", model.id);
+        return Err(ApiError::not_found("model_not_found", message).at("model"));
+    }
+    Ok(axum::Json(model).into_response())
+}
+
+async fn unknown_path(request: Request) -> ApiError {
+    let path = request.uri().path();
+    ApiError::not_found(
+        "unknown_path",
+        format!("there is nothing at {path}; try /v1/responses or /v1/models"),
+    )
+}
+
+async fn wrong_method(request: Request) -> ApiError {
+    let message = format!("{} is not allowed at {}", request.method(), request.uri().path());
+    ApiError { status: 405, ..ApiError::invalid("method_not_allowed", message) }
+}
+
+impl IntoResponse for ApiError {
+    fn into_response(self) -> Response {
+        #[derive(Serialize)]
+        struct Wire<'a> {
+            error: crate::error::Body<'a>,
+        }
+        metrics::counter!(names::TURNS, "outcome" => "refused").increment(1);
+        tracing::info!(status = self.status, code = self.code, message = self.message, "request refused");
+        let status = StatusCode::from_u16(self.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+        let mut response = (status, axum::Json(Wire { error: self.body() })).into_response();
+        if matches!(self.status, 429 | 503) {
+            response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
+        }
+        response
+    }
+}

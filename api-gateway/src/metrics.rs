@@ -1,0 +1,34 @@
+//! Names of the gateway's metrics.
+
+/// Turns that ended, by `outcome`: completed, incomplete, failed, refused, cancelled.
+pub const TURNS: &str = "baton_gateway_turns_total";
+/// From the request to the first text delta.
+pub const TTFT_SECONDS: &str = "baton_gateway_ttft_seconds";
+/// From the request to the last event.
+pub const TURN_SECONDS: &str = "baton_gateway_turn_seconds";
+/// Tokens that went through the tokenizer.
+pub const TOKENIZED_TOKENS: &str = "baton_gateway_tokenized_tokens_total";
+/// Prompt tokens of all turns.
+pub const PROMPT_TOKENS: &str = "baton_gateway_prompt_tokens_total";
+/// Prompt tokens whose KV was reused.
+pub const CACHED_TOKENS: &str = "baton_gateway_cached_tokens_total";
+/// Prompt tokens that went through a model.
+pub const COMPUTED_TOKENS: &str = "baton_gateway_computed_tokens_total";
+/// Generated tokens.
+pub const OUTPUT_TOKENS: &str = "baton_gateway_output_tokens_total";
+/// Bytes of requests from clients, frames and bodies.
+pub const CLIENT_BYTES_IN: &str = "baton_gateway_client_received_bytes_total";
+/// Bytes of events and bodies to clients.
+pub const CLIENT_BYTES_OUT: &str = "baton_gateway_client_sent_bytes_total";
+/// Bytes of requests to routers and workers.
+pub const WORKER_BYTES_OUT: &str = "baton_gateway_worker_sent_bytes_total";
+/// Turns whose whole prompt was sent because a worker lacked the parent.
+pub const FULL_PROMPTS: &str = "baton_gateway_full_prompts_total";
+/// Conversations rendered anew because instructions or tools changed.
+pub const RERENDERS: &str = "baton_gateway_rerenders_total";
+/// Turns sent again after a worker failed.
+pub const RESUBMISSIONS: &str = "baton_gateway_resubmissions_total";
+/// Plans made without a router.
+pub const FALLBACK_PLANS: &str = "baton_gateway_fallback_plans_total";
+/// Open WebSocket connections.
+pub const CONNECTIONS: &str = "baton_gateway_connections";

@@ -1,0 +1,53 @@
+//! What all of a gateway's connections share.
+
+use std::sync::Arc;
+
+use kv::hash::HashKey;
+use model::TextModel;
+
+use crate::Config;
+use crate::cluster::ClusterClient;
+use crate::store::Store;
+
+/// One gateway. Cheap to clone.
+#[derive(Debug, Clone)]
+pub(crate) struct Gateway {
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    config: Config,
+    text: TextModel,
+    hash_key: HashKey,
+    cluster: ClusterClient,
+    store: Store,
+}
+
+impl Gateway {
+    pub(crate) fn new(config: Config, text: TextModel, cluster: ClusterClient) -> Self {
+        let store = Store::new(config.store);
+        let hash_key = HashKey::derive(&text.fingerprint, b"");
+        Self { shared: Arc::new(Shared { config, text, hash_key, cluster, store }) }
+    }
+
+    pub(crate) fn config(&self) -> &Config {
+        &self.shared.config
+    }
+
+    pub(crate) fn text(&self) -> &TextModel {
+        &self.shared.text
+    }
+
+    pub(crate) fn hash_key(&self) -> HashKey {
+        self.shared.hash_key
+    }
+
+    pub(crate) fn cluster(&self) -> &ClusterClient {
+        &self.shared.cluster
+    }
+
+    pub(crate) fn store(&self) -> &Store {
+        &self.shared.store
+    }
+}

@@ -1,0 +1,395 @@
+//! One turn from request to terminal event.
+//!
+//! ```text
+//! prepare (parent, delta, tokens) ─▶ plan ─▶ generate ─▶ tokens ─▶ text deltas ─▶ append, store, terminal event
+//!                                     ▲─────────┘ a lost worker: plan again, send prompt + generated ids
+//! ```
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use model::detokenize::Detokenizer;
+use model::prompt::LogEnd;
+use proto::reason::Reason;
+use proto::v1::generate_event::Event as WorkerEvent;
+use proto::{v1, v1::FinishReason};
+use tokio::time::timeout;
+use tonic::{Status, Streaming};
+
+use crate::cluster::{Counted, RouteQuery, may_retry};
+use crate::conversation::{Cut, Item, TokenLog};
+use crate::emit::{Emitter, EventSink};
+use crate::error::ApiError;
+use crate::metrics as names;
+use crate::prepare::{Prepared, prepare};
+use crate::state::Gateway;
+use crate::store::Stored;
+use crate::wire::{self, Create, Transport, Usage};
+
+/// A turn that started is announced after this long, even if no worker has taken it yet.
+const ANNOUNCE_AFTER: Duration = Duration::from_millis(300);
+
+/// How a turn ended, for whoever asked.
+#[derive(Debug)]
+pub(crate) struct Ended {
+    /// The final response object as JSON.
+    pub(crate) response: String,
+    pub(crate) stored: Option<Arc<Stored>>,
+}
+
+/// Where a turn's request came from and what it may use.
+#[derive(Debug)]
+pub(crate) struct Origin {
+    pub(crate) transport: Transport,
+    /// The id the response will have.
+    pub(crate) response_id: String,
+    /// A response that only this connection knows.
+    pub(crate) latest: Option<Arc<Stored>>,
+}
+
+/// Runs one turn. Dropping the future cancels it: the worker stops before its next step.
+///
+/// When `cancel` completes first, what was generated so far is kept and the response ends as incomplete.
+///
+/// # Errors
+/// When nothing was sent to `events` yet and the request cannot be served; later failures are events.
+pub(crate) async fn run_turn(
+    gateway: &Gateway,
+    create: Create,
+    origin: Origin,
+    events: EventSink,
+    cancel: impl Future<Output = ()>,
+) -> Result<Ended, ApiError> {
+    let began = Instant::now();
+    let prepared = prepare(gateway, &create, &origin)?;
+    let mut emitter = Emitter::new(gateway, &create, &prepared, events);
+    let mut run = Run::new(gateway, &create, &prepared);
+    let finish = tokio::select! {
+        finish = run.drive(&mut emitter) => finish,
+        () = cancel => Ok(Finish::Interrupted),
+    };
+    match finish {
+        Ok(finish) => {
+            emitter.begin().await?;
+            run.complete(emitter, finish, began).await
+        }
+        Err(error) if emitter.has_begun() && !error.is_client_gone() => {
+            tracing::warn!(conversation = prepared.conversation, %error, "turn failed");
+            metrics::counter!(names::TURNS, "outcome" => "failed").increment(1);
+            let response = emitter.fail(&error, run.account()).await?;
+            Ok(Ended { response, stored: None })
+        }
+        Err(error) => Err(error),
+    }
+}
+
+/// How the tokens of a turn came to their end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Finish {
+    /// The model ended its turn.
+    Stop,
+    /// The output limit or the context was reached.
+    Length,
+    /// Nothing was to be generated.
+    Prefilled,
+    /// The client stopped it.
+    Interrupted,
+}
+
+impl Finish {
+    fn from_wire(reason: FinishReason) -> Self {
+        match reason {
+            FinishReason::Length => Self::Length,
+            FinishReason::Prefilled => Self::Prefilled,
+            FinishReason::Stop | FinishReason::Unspecified => Self::Stop,
+        }
+    }
+
+    /// Why the response is incomplete, if it is.
+    pub(crate) fn incomplete_reason(self) -> Option<&'static str> {
+        match self {
+            Self::Stop | Self::Prefilled => None,
+            Self::Length => Some("max_output_tokens"),
+            Self::Interrupted => Some("interrupted"),
+        }
+    }
+}
+
+/// Why an attempt ended early.
+enum Failure {
+    Worker { status: Status, worker: Option<String> },
+    Client(ApiError),
+}
+
+/// A turn on its way.
+struct Run<'a> {
+    gateway: &'a Gateway,
+    create: &'a Create,
+    prepared: &'a Prepared,
+    turn: u64,
+    generated: Vec<u32>,
+    detokenizer: Detokenizer,
+    started: Option<v1::Started>,
+    decode_worker: String,
+    avoid: Vec<String>,
+    n_attempts: usize,
+}
+
+impl<'a> Run<'a> {
+    fn new(gateway: &'a Gateway, create: &'a Create, prepared: &'a Prepared) -> Self {
+        let detokenizer = Detokenizer::new(gateway.text().tokenizer.byte_table());
+        let turn = rand::random();
+        let (generated, avoid) = (Vec::new(), Vec::new());
+        let decode_worker = prepared.last_decode.clone();
+        Self {
+            gateway,
+            create,
+            prepared,
+            turn,
+            generated,
+            detokenizer,
+            started: None,
+            decode_worker,
+            avoid,
+            n_attempts: 0,
+        }
+    }
+
+    /// Attempts until the turn is done or there is nothing left to try.
+    async fn drive(&mut self, emitter: &mut Emitter<'_>) -> Result<Finish, ApiError> {
+        loop {
+            match self.attempt(emitter).await {
+                Ok(reason) => return Ok(Finish::from_wire(reason)),
+                Err(failure) => match self.give_up(failure) {
+                    None => {}
+                    Some(error) => return Err(error),
+                },
+            }
+        }
+    }
+
+    /// Plans and runs the rest of the turn; what was generated so far is part of the prompt.
+    async fn attempt(&mut self, emitter: &mut Emitter<'_>) -> Result<FinishReason, Failure> {
+        self.n_attempts += 1;
+        let mut log = self.prepared.log.clone();
+        if !self.generated.is_empty() {
+            log.append(self.generated.clone(), Vec::new(), LogEnd::Generated { closed: false });
+        }
+        let (mut stream, _counted) = {
+            let start = self.start(&log);
+            let mut start = std::pin::pin!(start);
+            match timeout(ANNOUNCE_AFTER, &mut start).await {
+                Ok(started) => started?,
+                Err(_) => {
+                    emitter.begin().await.map_err(Failure::Client)?;
+                    emitter.waiting(start).await.map_err(Failure::Client)??
+                }
+            }
+        };
+        emitter.begin().await.map_err(Failure::Client)?;
+        self.read(&mut stream, emitter).await
+    }
+
+    async fn start(&self, log: &TokenLog) -> Result<(Streaming<v1::GenerateEvent>, Counted), Failure> {
+        let query = RouteQuery {
+            log,
+            cut: &self.prepared.cut,
+            fingerprint: &self.gateway.text().fingerprint,
+            conversation: &self.prepared.conversation,
+            turn: self.turn,
+            avoid: &self.avoid,
+            last_decode: &self.decode_worker,
+        };
+        let cluster = self.gateway.cluster();
+        let plan = cluster.route(&query).await.map_err(|status| Failure::Worker { status, worker: None })?;
+        let decode = plan.decode.clone().unwrap_or_default();
+        let failure = |status| Failure::Worker { status, worker: Some(decode.id.clone()) };
+        let request = self.request(log, &plan, &self.prepared.cut);
+        match cluster.generate(&decode, request).await {
+            Err(status) if Reason::of(&status) == Some(Reason::ParentUnknown) => {
+                metrics::counter!(names::FULL_PROMPTS).increment(1);
+                let request = self.request(log, &plan, &Cut::root());
+                cluster.generate(&decode, request).await.map_err(failure)
+            }
+            result => result.map_err(failure),
+        }
+    }
+
+    fn request(&self, log: &TokenLog, plan: &v1::RoutePlan, cut: &Cut) -> v1::GenerateRequest {
+        let narrow = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
+        let prompt = v1::Prompt {
+            model_fingerprint: bytes::Bytes::copy_from_slice(&self.gateway.text().fingerprint),
+            tenant_salt: bytes::Bytes::new(),
+            parent: cut.parent_bytes(),
+            parent_blocks: narrow(cut.n_blocks),
+            ids: log.ids_from(cut.n_blocks * kv::BLOCK_TOKENS),
+        };
+        v1::GenerateRequest {
+            conversation: self.prepared.conversation.clone(),
+            turn: self.turn,
+            prompt: Some(prompt),
+            sampling: Some(self.prepared.sampling),
+            max_output_tokens: narrow(self.prepared.max_output_tokens - self.generated.len()),
+            stop_ids: self.gateway.text().tokenizer.end_of_turn_ids().to_vec(),
+            prefill: plan.prefill.clone(),
+            source: plan.source.clone(),
+            source_blocks: plan.source_blocks,
+        }
+    }
+
+    async fn read(
+        &mut self,
+        stream: &mut Streaming<v1::GenerateEvent>,
+        emitter: &mut Emitter<'_>,
+    ) -> Result<FinishReason, Failure> {
+        loop {
+            let message = emitter.waiting(stream.message()).await.map_err(Failure::Client)?;
+            let lost = |status| Failure::Worker { status, worker: Some(self.decode_worker.clone()) };
+            let event = message.map_err(lost)?.and_then(|message| message.event);
+            match event {
+                Some(WorkerEvent::Started(started)) => {
+                    self.decode_worker.clone_from(&started.decode_worker);
+                    self.started.get_or_insert(started);
+                }
+                Some(WorkerEvent::Tokens(tokens)) => {
+                    let mut text = String::new();
+                    for &id in &tokens.ids {
+                        text.push_str(self.detokenizer.push(id));
+                    }
+                    self.generated.extend(tokens.ids);
+                    emitter.text(&text).await.map_err(Failure::Client)?;
+                }
+                Some(WorkerEvent::Finished(finished)) => return Ok(finished.reason()),
+                None => {
+                    let status = Status::unavailable("the worker ended the turn without a word");
+                    return Err(Failure::Worker { status, worker: Some(self.decode_worker.clone()) });
+                }
+            }
+        }
+    }
+
+    /// Decides after a failed attempt: nothing to try again, or the error for the client.
+    fn give_up(&mut self, failure: Failure) -> Option<ApiError> {
+        let (status, worker) = match failure {
+            Failure::Client(error) => return Some(error),
+            Failure::Worker { status, worker } => (status, worker),
+        };
+        let Some(worker) = worker else { return Some(api_error(&status)) };
+        if may_retry(&status) && self.n_attempts <= self.gateway.config().max_resubmissions {
+            tracing::warn!(
+                worker,
+                error = status.message(),
+                "worker failed: the turn is sent to another one"
+            );
+            metrics::counter!(names::RESUBMISSIONS).increment(1);
+            self.avoid.push(worker);
+            return None;
+        }
+        Some(api_error(&status))
+    }
+
+    fn usage(&self) -> Usage {
+        let started = self.started.clone().unwrap_or_default();
+        Usage {
+            input_tokens: self.prepared.log.len(),
+            cached_tokens: (started.cached_tokens as usize).min(self.prepared.log.len()),
+            output_tokens: self.generated.len(),
+        }
+    }
+
+    fn account(&self) -> wire::BatonTurn {
+        let started = self.started.clone().unwrap_or_default();
+        wire::BatonTurn {
+            decode_worker: started.decode_worker,
+            prefill_worker: started.prefill_worker,
+            prompt_tokens: self.prepared.log.len(),
+            computed_tokens: started.computed_tokens as usize,
+            tokenized_tokens: self.prepared.n_tokenized,
+            moved_blocks: started.moved_blocks as usize,
+            moved_bytes: started.moved_bytes,
+            resubmissions: self.n_attempts - 1,
+            output_ids: self.generated.clone(),
+        }
+    }
+
+    /// Appends what was generated to the log, stores it, and ends the stream.
+    async fn complete(
+        mut self,
+        mut emitter: Emitter<'_>,
+        finish: Finish,
+        began: Instant,
+    ) -> Result<Ended, ApiError> {
+        let rest = std::mem::replace(
+            &mut self.detokenizer,
+            Detokenizer::new(self.gateway.text().tokenizer.byte_table()),
+        );
+        emitter.text(&rest.finish()).await?;
+        let (usage, account) = (self.usage(), self.account());
+        let stored = Arc::new(self.stored(finish, emitter.id()));
+        if self.create.store {
+            let own = self.prepared.n_new_tokens + self.generated.len();
+            self.gateway.store().put(Arc::clone(&stored), own);
+        }
+        self.record(usage, &emitter, began);
+        let response = emitter.finish(finish, self.create.generate, usage, account).await?;
+        Ok(Ended { response, stored: Some(stored) })
+    }
+
+    fn stored(&self, finish: Finish, id: &str) -> Stored {
+        let mut log = self.prepared.log.clone();
+        if self.create.generate {
+            let end = LogEnd::Generated { closed: finish == Finish::Stop };
+            log.append(self.generated.clone(), vec![Item::Generated], end);
+        }
+        Stored {
+            id: id.to_owned(),
+            conversation: self.prepared.conversation.clone(),
+            log,
+            instructions: self.prepared.instructions.clone(),
+            tools: Arc::clone(&self.prepared.tools),
+            decode_worker: self.decode_worker.clone(),
+        }
+    }
+
+    fn record(&self, usage: Usage, emitter: &Emitter<'_>, began: Instant) {
+        let took = began.elapsed();
+        let ttft = emitter.first_text().map(|first| first.duration_since(began));
+        let computed = self.started.as_ref().map_or(0, |started| started.computed_tokens);
+        metrics::counter!(names::TURNS, "outcome" => "completed").increment(1);
+        metrics::counter!(names::PROMPT_TOKENS).increment(usage.input_tokens as u64);
+        metrics::counter!(names::CACHED_TOKENS).increment(usage.cached_tokens as u64);
+        metrics::counter!(names::COMPUTED_TOKENS).increment(computed.into());
+        metrics::counter!(names::OUTPUT_TOKENS).increment(usage.output_tokens as u64);
+        metrics::histogram!(names::TURN_SECONDS).record(took.as_secs_f64());
+        if let Some(ttft) = ttft {
+            metrics::histogram!(names::TTFT_SECONDS).record(ttft.as_secs_f64());
+        }
+        let started = self.started.clone().unwrap_or_default();
+        tracing::info!(
+            conversation = self.prepared.conversation,
+            response = emitter.id(),
+            decode = started.decode_worker,
+            prefill = started.prefill_worker,
+            input_tokens = usage.input_tokens,
+            cached_tokens = usage.cached_tokens,
+            output_tokens = usage.output_tokens,
+            ttft_ms = ttft.map(|ttft| ttft.as_millis()),
+            ms = took.as_millis(),
+            "turn finished"
+        );
+    }
+}
+
+fn api_error(status: &Status) -> ApiError {
+    match Reason::of(status) {
+        Some(Reason::PromptTooLong) => {
+            ApiError::invalid("context_length_exceeded", status.message()).at("input")
+        }
+        Some(Reason::Overloaded) => ApiError::overloaded("all workers are busy: try again shortly"),
+        Some(Reason::NoWorker) => ApiError::overloaded(status.message()),
+        _ if may_retry(status) => {
+            ApiError::overloaded(format!("no worker could take the turn: {}", status.message()))
+        }
+        _ => ApiError::internal(format!("the turn failed inside the cluster: {}", status.message())),
+    }
+}
