@@ -216,8 +216,8 @@ fn logits_do_not_depend_on_neighbours_in_the_batch() {
         let logits = runner.step(&[slice(0), slice(1), slice(2)]);
         let mut row = 0;
         for i in 0..3 {
-            for position in n_done[i]..ends[i] {
-                assert!(logits.row(row) == alone[i][position], "{} at {position}", names[i]);
+            for want in &alone[i][n_done[i]..ends[i]] {
+                assert!(logits.row(row) == want, "{} in {}..{}", names[i], n_done[i], ends[i]);
                 row += 1;
             }
             n_done[i] = ends[i];
