@@ -206,29 +206,30 @@ impl<'a, S: Simd> Pass<'a, S> {
     ) {
         let s = self.s;
         let heads = self.share.attention.heads;
-        let mut acc = [[s.splat(0.0); V]; R];
-        for (acc, out) in acc.iter_mut().zip(&*outs) {
-            for (acc, out) in acc.iter_mut().zip(&out.as_chunks().0[first..]) {
-                *acc = s.load(out);
+        let scores = &scratch.scores;
+        let mut acc = [[s.splat(0.0); R]; V];
+        for (v, acc) in acc.iter_mut().enumerate() {
+            for r in 0..R {
+                acc[r] = s.load(&outs[r].as_chunks().0[first + v]);
             }
         }
         for (i, &block) in segment.blocks.iter().enumerate() {
             let start = self.share.attention.tile_at(block, self.kv_head) + heads.tile_len();
-            let values = &self.share.kv[start..start + heads.tile_len()];
+            let values = self.share.kv[start..start + heads.tile_len()].as_chunks::<LANES>().0;
+            let values = values.chunks_exact(heads.head_dim / LANES);
             let n_tokens = (n_tokens - i * BLOCK_TOKENS).min(BLOCK_TOKENS);
-            for (t, value) in values.chunks_exact(heads.head_dim).take(n_tokens).enumerate() {
-                let value = &value.as_chunks::<LANES>().0[first..first + V];
+            for (t, value) in values.take(n_tokens).enumerate() {
                 for v in 0..V {
-                    let value = s.load_f16(&value[v]);
-                    for (acc, scores) in acc.iter_mut().zip(&scratch.scores) {
-                        acc[v] = s.fma(s.splat(scores[i][t]), value, acc[v]);
+                    let value = s.load_f16(&value[first + v]);
+                    for r in 0..R {
+                        acc[v][r] = s.fma(s.splat(scores[r][i][t]), value, acc[v][r]);
                     }
                 }
             }
         }
-        for (acc, out) in acc.iter().zip(outs) {
-            for (&acc, out) in acc.iter().zip(&mut out.as_chunks_mut().0[first..]) {
-                s.store(acc, out);
+        for (v, acc) in acc.iter().enumerate() {
+            for r in 0..R {
+                s.store(acc[r], &mut outs[r].as_chunks_mut().0[first + v]);
             }
         }
     }
