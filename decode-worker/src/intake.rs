@@ -47,7 +47,8 @@ pub(crate) struct Intake<'a> {
     pub(crate) id: SequenceId,
     pub(crate) request: &'a v1::GenerateRequest,
     pub(crate) admitted: &'a Admitted,
-    pub(crate) deadline: Duration,
+    pub(crate) handover_deadline: Duration,
+    pub(crate) pull_deadline: Duration,
 }
 
 impl Intake<'_> {
@@ -91,7 +92,7 @@ impl Intake<'_> {
         let targets = &self.admitted.granted;
         let hashes = &self.admitted.hashes[first..first + targets.len()];
         let pull = Pull { hashes, targets, grant: self.id.0, port: &self.engine.port() };
-        let moved = self.links.pull(source, pull, self.deadline).await?;
+        let moved = self.links.pull(source, pull, self.pull_deadline).await?;
         Ok(Received { blocks: moved.blocks, bytes: moved.bytes, ..Received::default() })
     }
 
@@ -103,7 +104,7 @@ impl Intake<'_> {
         let mut client = PrefillClient::new(self.links.channel(&prefill.address)?)
             .max_encoding_message_size(proto::MAX_MESSAGE_BYTES);
         let mut request = self.prefill_request(source);
-        let deadline = self.deadline;
+        let deadline = self.handover_deadline;
         let reply = tokio::time::timeout(deadline, async {
             match client.prefill(trace::request(request.clone())).await {
                 Err(status) if Reason::of(&status) == Some(Reason::ParentUnknown) => {
@@ -136,7 +137,7 @@ impl Intake<'_> {
             worker: Some(self.own.clone()),
             first_block: narrow(self.admitted.cached_tokens / kv::BLOCK_TOKENS),
             blocks: self.admitted.granted.clone(),
-            deadline_ms: u32::try_from(self.deadline.as_millis()).unwrap_or(u32::MAX),
+            deadline_ms: u32::try_from(self.handover_deadline.as_millis()).unwrap_or(u32::MAX),
         };
         v1::PrefillRequest {
             conversation: self.request.conversation.clone(),

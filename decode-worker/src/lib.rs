@@ -27,6 +27,8 @@ pub struct Config {
     pub info: v1::WorkerInfo,
     /// How long a prefill worker may take to fill a prompt before it is computed here.
     pub handover_deadline: Duration,
+    /// How long another worker may take to send a prefix before it is computed here.
+    pub pull_deadline: Duration,
     /// How long running turns may take to finish once the worker drains.
     pub drain: Duration,
 }

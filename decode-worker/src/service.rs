@@ -132,7 +132,8 @@ impl DecodeService {
                 id: turn.running.id,
                 request: &turn.request,
                 admitted: &turn.admitted,
-                deadline: self.config.handover_deadline,
+                handover_deadline: self.config.handover_deadline,
+                pull_deadline: self.config.pull_deadline,
             };
             let received = intake.fill(&turn.origin).await;
             turn.outcome = self.stream(&turn, received).await;

@@ -1,0 +1,398 @@
+//! Starts roles: binds the port, loads the model, and hands both to the role's `run`.
+
+use std::net::SocketAddr;
+use std::num::NonZeroUsize;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use anyhow::Context;
+use axum::Router;
+use engine::weights::Weights;
+use engine::{Engine, EngineConfig};
+use kernels::isa::Isa;
+use kernels::pool::ThreadPool;
+use kv::transfer::LocalPorts;
+use model::TextModel;
+use model::gguf::Gguf;
+use proto::v1;
+use tokio::net::TcpListener;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio_util::sync::CancellationToken;
+
+use crate::cli::{ApiArgs, DrainArgs, EngineArgs, GatewayArgs, PlanArgs, RouterArgs, WorkerArgs};
+use crate::health::{self, Ready};
+use crate::models;
+use crate::telemetry::Telemetry;
+
+/// A configuration that cannot work, found before anything was started.
+#[derive(Debug)]
+pub struct BadConfig(pub String);
+
+impl std::fmt::Display for BadConfig {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for BadConfig {}
+
+/// What a worker does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum WorkerRole {
+    Prefill,
+    Decode,
+}
+
+impl WorkerRole {
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Prefill => "prefill",
+            Self::Decode => "decode",
+        }
+    }
+
+    fn step_tokens(self) -> usize {
+        match self {
+            Self::Prefill => 256,
+            Self::Decode => 64,
+        }
+    }
+}
+
+/// A model in memory, shared by all workers of the process.
+#[derive(Debug, Clone)]
+pub struct Loaded {
+    pub(crate) weights: Arc<Weights>,
+    pub(crate) name: String,
+    pub(crate) fingerprint: [u8; 32],
+}
+
+/// Binds `address`.
+///
+/// # Errors
+/// When it cannot be had; says what to do if it is in use.
+pub async fn bind(address: SocketAddr) -> anyhow::Result<TcpListener> {
+    TcpListener::bind(address).await.map_err(|error| {
+        let advice = match error.kind() {
+            std::io::ErrorKind::AddrInUse => ": another process uses it; stop that one or choose another --listen",
+            std::io::ErrorKind::PermissionDenied => ": ports below 1024 need privileges; choose another --listen",
+            _ => "",
+        };
+        anyhow::Error::new(error).context(format!("cannot listen on {address}{advice}"))
+    })
+}
+
+/// Completes at SIGTERM or SIGINT.
+///
+/// # Errors
+/// When signals cannot be handled.
+pub async fn stop_signal() -> anyhow::Result<()> {
+    let mut term = signal(SignalKind::terminate())?;
+    let mut int = signal(SignalKind::interrupt())?;
+    tokio::select! {
+        _ = term.recv() => {}
+        _ = int.recv() => {}
+    }
+    Ok(())
+}
+
+/// Cancels the returned token at the first signal; a second one ends the process at once.
+pub(crate) fn shutdown_on_signal() -> anyhow::Result<(CancellationToken, impl Future<Output = anyhow::Result<()>>)> {
+    let token = CancellationToken::new();
+    let cancelled = token.clone();
+    let watch = async move {
+        stop_signal().await?;
+        tracing::info!("draining; a second signal ends the process at once");
+        cancelled.cancel();
+        stop_signal().await?;
+        anyhow::bail!("a second signal came before everything was drained")
+    };
+    Ok((token, watch))
+}
+
+/// Runs `service` beside the signals.
+async fn until_signal<T>(
+    service: impl AsyncFnOnce(CancellationToken) -> anyhow::Result<T>,
+) -> anyhow::Result<T> {
+    let (token, signals) = shutdown_on_signal()?;
+    tokio::select! {
+        result = service(token) => result,
+        result = signals => Err(result.err().unwrap_or_else(|| anyhow::anyhow!("signals ended"))),
+    }
+}
+
+/// Runs `baton gateway`.
+///
+/// # Errors
+/// When the port or the model cannot be had.
+pub async fn run_gateway(args: GatewayArgs, telemetry: &Telemetry) -> anyhow::Result<()> {
+    check_api(&args.api)?;
+    let listener = bind(args.listen).await?;
+    let address = listener.local_addr()?;
+    let path = models::fetch(&args.model).await?;
+    let text = open_text(&path).await?;
+    tracing::info!(%address, model = text.name, routers = args.routers.join(","), "gateway serves");
+    let config = gateway_config(&args.api, &args.drain, args.routers);
+    until_signal(async |shutdown| {
+        serve_gateway(config, text, listener, telemetry, shutdown).await
+    })
+    .await
+}
+
+pub(crate) async fn serve_gateway(
+    config: api_gateway::Config,
+    text: TextModel,
+    listener: TcpListener,
+    telemetry: &Telemetry,
+    shutdown: CancellationToken,
+) -> anyhow::Result<()> {
+    let readiness = api_gateway::Readiness::default();
+    let (ready, draining) = (readiness.clone(), shutdown.clone());
+    let ready: Ready = Arc::new(move || match (draining.is_cancelled(), ready.is_ready()) {
+        (true, _) => Err("draining"),
+        (false, false) => Err("no decode worker is known yet"),
+        (false, true) => Ok(()),
+    });
+    let routes: Router = health::routes(telemetry, ready);
+    api_gateway::run(config, text, listener, routes, readiness, shutdown).await?;
+    Ok(())
+}
+
+/// Runs `baton router`.
+///
+/// # Errors
+/// When the port cannot be had.
+pub async fn run_router(args: RouterArgs, telemetry: &Telemetry) -> anyhow::Result<()> {
+    let listener = bind(args.listen).await?;
+    tracing::info!(address = %listener.local_addr()?, workers = args.workers.join(","), "router serves");
+    let config = router_config(&args.plan, args.workers);
+    until_signal(async |shutdown| serve_router(config, listener, telemetry, shutdown).await).await
+}
+
+pub(crate) async fn serve_router(
+    config: router::Config,
+    listener: TcpListener,
+    telemetry: &Telemetry,
+    shutdown: CancellationToken,
+) -> anyhow::Result<()> {
+    for worker in &config.workers {
+        proto::net::channel(worker).map_err(|error| BadConfig(error.to_string()))?;
+    }
+    let readiness = router::Readiness::default();
+    let watched = readiness.clone();
+    let ready: Ready = Arc::new(move || match watched.decode_workers() {
+        0 => Err("no decode worker is connected"),
+        _ => Ok(()),
+    });
+    let routes = health::routes(telemetry, ready).into();
+    router::run(config, listener, routes, readiness, shutdown).await?;
+    Ok(())
+}
+
+/// Runs `baton prefill` or `baton decode`.
+///
+/// # Errors
+/// When the port or the model cannot be had, or the model does not fit the memory.
+pub async fn run_worker(role: WorkerRole, args: WorkerArgs, telemetry: &Telemetry) -> anyhow::Result<()> {
+    if args.listen.ip().is_unspecified() && args.advertise.is_none() {
+        return Err(BadConfig(format!("others cannot reach {}: give --advertise http://HOST:PORT", args.listen)).into());
+    }
+    let listener = bind(args.listen).await?;
+    let address = listener.local_addr()?;
+    let path = models::fetch(&args.model).await?;
+    let loaded = load(&path, &args.engine).await?;
+    let id = args.id.unwrap_or_else(|| format!("{}-{}", role.name(), address.port()));
+    let advertise = args.advertise.unwrap_or_else(|| format!("http://{address}"));
+    let worker = Worker::new(role, id, advertise, &loaded, &args.engine)?;
+    tracing::info!(
+        %address, worker = worker.info.id, model = loaded.name, backend = worker.info.backend,
+        kv_tokens = worker.kv_tokens(), "{} worker serves", role.name()
+    );
+    let host = Host {
+        drain: Duration::from_secs(args.drain.drain_s),
+        engine: args.engine,
+        local: LocalPorts::default(),
+        telemetry: telemetry.clone(),
+    };
+    until_signal(async |shutdown| worker.serve(listener, host, shutdown).await).await
+}
+
+/// What the workers of one process share.
+#[derive(Debug, Clone)]
+pub(crate) struct Host {
+    pub(crate) engine: EngineArgs,
+    pub(crate) drain: Duration,
+    pub(crate) local: LocalPorts,
+    pub(crate) telemetry: Telemetry,
+}
+
+/// One worker, ready to serve.
+#[derive(Debug)]
+pub(crate) struct Worker {
+    role: WorkerRole,
+    pub(crate) info: v1::WorkerInfo,
+    engine: Engine,
+}
+
+impl Worker {
+    pub(crate) fn new(
+        role: WorkerRole,
+        id: String,
+        address: String,
+        loaded: &Loaded,
+        args: &EngineArgs,
+    ) -> anyhow::Result<Self> {
+        let geometry = loaded.weights.shape().kv_geometry();
+        let n_blocks = n_blocks(args, geometry.bytes_per_block())?;
+        let n_threads = n_threads(args);
+        let step_tokens = if args.step_tokens == 0 { role.step_tokens() } else { args.step_tokens };
+        let config =
+            EngineConfig { n_blocks, step_tokens, max_running: step_tokens, max_turns: args.max_worker_turns };
+        let threads = Arc::new(ThreadPool::new(n_threads));
+        let engine = Engine::start(Arc::clone(&loaded.weights), threads, loaded.fingerprint, config, &id)?;
+        let narrow = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
+        let info = v1::WorkerInfo {
+            id,
+            epoch: epoch(),
+            role: match role {
+                WorkerRole::Prefill => v1::Role::Prefill.into(),
+                WorkerRole::Decode => v1::Role::Decode.into(),
+            },
+            address,
+            model: loaded.name.clone(),
+            model_fingerprint: loaded.fingerprint.to_vec().into(),
+            geometry: Some(engine.geometry().to_wire()),
+            n_blocks,
+            context_tokens: narrow(engine.context_tokens()),
+            backend: format!("cpu {:?}, {n_threads} threads", Isa::detect()),
+        };
+        Ok(Self { role, info, engine })
+    }
+
+    pub(crate) fn kv_tokens(&self) -> usize {
+        self.info.n_blocks as usize * kv::BLOCK_TOKENS
+    }
+
+    pub(crate) async fn serve(
+        self,
+        listener: TcpListener,
+        host: Host,
+        shutdown: CancellationToken,
+    ) -> anyhow::Result<()> {
+        let Host { engine: args, drain, local, telemetry } = host;
+        let draining = shutdown.clone();
+        let ready: Ready = Arc::new(move || if draining.is_cancelled() { Err("draining") } else { Ok(()) });
+        let routes = health::routes(&telemetry, ready).into();
+        let handover_deadline = Duration::from_millis(args.handover_deadline_ms);
+        let pull_deadline = Duration::from_millis(args.pull_deadline_ms);
+        let local = if args.force_grpc_transfer { LocalPorts::default() } else { local };
+        match self.role {
+            WorkerRole::Decode => {
+                let config = decode_worker::Config { info: self.info, handover_deadline, pull_deadline, drain };
+                decode_worker::run(config, self.engine, listener, routes, local, shutdown).await?;
+            }
+            WorkerRole::Prefill => {
+                let config =
+                    prefill_worker::Config { info: self.info, max_deadline: handover_deadline, pull_deadline, drain };
+                prefill_worker::run(config, self.engine, listener, routes, local, shutdown).await?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Loads the weights, off the runtime's threads.
+pub(crate) async fn load(path: &Path, args: &EngineArgs) -> anyhow::Result<Loaded> {
+    let (path, n_threads) = (path.to_owned(), n_threads(args));
+    let began = Instant::now();
+    let loading = tokio::task::spawn_blocking(move || -> anyhow::Result<Loaded> {
+        let gguf = Gguf::open(&path).with_context(|| path.display().to_string())?;
+        let weights = Weights::load(&gguf, &ThreadPool::new(n_threads)).with_context(|| path.display().to_string())?;
+        let text = TextModel::open(&path)?;
+        Ok(Loaded { weights: Arc::new(weights), name: text.name, fingerprint: text.fingerprint })
+    });
+    let loaded = loading.await.context("loading the model was interrupted")??;
+    let mb = loaded.weights.n_bytes() / 1_000_000;
+    tracing::info!(model = loaded.name, mb, ms = began.elapsed().as_millis(), "weights loaded");
+    Ok(loaded)
+}
+
+pub(crate) async fn open_text(path: &Path) -> anyhow::Result<TextModel> {
+    let path = path.to_owned();
+    Ok(tokio::task::spawn_blocking(move || TextModel::open(&path)).await.context("loading was interrupted")??)
+}
+
+fn n_threads(args: &EngineArgs) -> NonZeroUsize {
+    let cores = std::thread::available_parallelism().unwrap_or(NonZeroUsize::MIN);
+    NonZeroUsize::new(args.threads).unwrap_or(cores)
+}
+
+fn n_blocks(args: &EngineArgs, block_bytes: usize) -> anyhow::Result<u32> {
+    let n_blocks = (args.kv_memory_mb as usize * (1 << 20)) / block_bytes;
+    if n_blocks < 2 {
+        let message =
+            format!("--kv-memory-mb {} holds {n_blocks} KV blocks of {block_bytes} bytes: give more", args.kv_memory_mb);
+        return Err(BadConfig(message).into());
+    }
+    Ok(u32::try_from(n_blocks).unwrap_or(u32::MAX))
+}
+
+fn epoch() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(1, |since| u64::try_from(since.as_nanos()).unwrap_or(u64::MAX))
+}
+
+/// Checks what clap's types cannot.
+pub(crate) fn check_api(api: &ApiArgs) -> anyhow::Result<()> {
+    let zero = [
+        (api.max_request_bytes, "--max-request-bytes"),
+        (api.max_connections, "--max-connections"),
+        (api.max_turns, "--max-turns"),
+        (api.max_queued_creates, "--max-queued-creates"),
+    ];
+    if let Some((_, name)) = zero.into_iter().find(|(value, _)| *value == 0) {
+        return Err(BadConfig(format!("{name} 0 would refuse everything: give at least 1")).into());
+    }
+    if !(0.0..=2.0).contains(&api.temperature) || !(0.0..=1.0).contains(&api.top_p) {
+        return Err(BadConfig("--temperature is between 0 and 2, --top-p between 0 and 1".to_owned()).into());
+    }
+    if api.ping_ms == 0 || api.heartbeat_ms == 0 {
+        return Err(BadConfig("--ping-ms and --heartbeat-ms are at least 1".to_owned()).into());
+    }
+    Ok(())
+}
+
+pub(crate) fn gateway_config(api: &ApiArgs, drain: &DrainArgs, routers: Vec<String>) -> api_gateway::Config {
+    api_gateway::Config {
+        routers,
+        temperature: api.temperature,
+        top_p: api.top_p,
+        max_request_bytes: api.max_request_bytes,
+        max_connections: api.max_connections,
+        max_turns: api.max_turns,
+        max_queued_creates: api.max_queued_creates,
+        connection_life: Duration::from_secs(api.connection_life_s),
+        heartbeat: Duration::from_millis(api.heartbeat_ms),
+        ping: Duration::from_millis(api.ping_ms),
+        slow_reader: Duration::from_millis(api.slow_reader_ms),
+        max_resubmissions: api.max_resubmissions,
+        store: api_gateway::StoreLimits {
+            max_responses: api.max_responses,
+            max_tokens: api.max_stored_tokens,
+            ttl: Duration::from_secs(api.response_ttl_s),
+        },
+        drain: Duration::from_secs(drain.drain_s),
+    }
+}
+
+pub(crate) fn router_config(plan: &PlanArgs, workers: Vec<String>) -> router::Config {
+    router::Config {
+        workers,
+        costs: router::Costs {
+            local_prefill_tokens: plan.local_prefill_tokens,
+            handover_us: plan.handover_us,
+            block_us: plan.block_us,
+        },
+        prediction: Duration::from_millis(plan.prediction_ms),
+    }
+}

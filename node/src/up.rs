@@ -1,0 +1,202 @@
+//! `baton up`: every role in one process, each on its own port, meeting over gRPC as everywhere else.
+
+use std::fmt::Write as _;
+use std::io::Write as _;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::time::{Duration, Instant};
+
+use anyhow::Context;
+use kv::transfer::LocalPorts;
+use tokio::net::TcpListener;
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
+
+use crate::cli::UpArgs;
+use crate::roles::{self, BadConfig, Host, Loaded, Worker, WorkerRole};
+use crate::telemetry::Telemetry;
+use crate::{models, self_check};
+
+/// How long the roles may take to find each other.
+const START_TIMEOUT: Duration = Duration::from_secs(20);
+
+/// A running cluster. The parts stop in the order in which work flows: gateway, router, decode, prefill.
+struct Cluster {
+    api: SocketAddr,
+    parts: Vec<Part>,
+}
+
+struct Part {
+    shutdown: CancellationToken,
+    tasks: JoinSet<anyhow::Result<()>>,
+}
+
+impl Part {
+    fn new() -> Self {
+        Self { shutdown: CancellationToken::new(), tasks: JoinSet::new() }
+    }
+
+    async fn stop(mut self) -> anyhow::Result<()> {
+        self.shutdown.cancel();
+        while let Some(result) = self.tasks.join_next().await {
+            result.context("a role was interrupted")??;
+        }
+        Ok(())
+    }
+}
+
+/// Runs `baton up` until a signal.
+///
+/// # Errors
+/// When a port or the model cannot be had, a role fails, or the check does.
+pub async fn run(args: UpArgs, telemetry: &Telemetry) -> anyhow::Result<()> {
+    if args.decode == 0 {
+        return Err(BadConfig("--decode 0 leaves nobody to answer: give at least 1".to_owned()).into());
+    }
+    roles::check_api(&args.api)?;
+    let began = Instant::now();
+    let listener = roles::bind(args.listen).await?;
+    let (signalled, signals) = roles::shutdown_on_signal()?;
+    let serve = async {
+        let path = models::fetch(&args.model).await?;
+        let text = roles::open_text(&path).await?;
+        let name = text.name.clone();
+        let loaded = roles::load(&path, &args.engine).await?;
+        let mut banner = String::new();
+        let mut cluster = start(&args, &loaded, text, listener, telemetry, &mut banner).await?;
+        cluster.ready().await?;
+        if !args.skip_self_check {
+            banner.push_str("One real conversation went through all of it:\n");
+            let checked = self_check::run(cluster.api, &name).await;
+            banner.push_str(&checked.context("the cluster is up but its first conversation failed")?);
+        }
+        invite(&mut banner, cluster.api, &name, began.elapsed());
+        std::io::stdout().write_all(banner.as_bytes())?;
+        tokio::select! {
+            () = signalled.cancelled() => cluster.stop().await,
+            error = cluster.failed() => Err(error),
+        }
+    };
+    tokio::select! {
+        result = serve => result,
+        result = signals => result,
+    }
+}
+
+async fn start(
+    args: &UpArgs,
+    loaded: &Loaded,
+    text: model::TextModel,
+    listener: TcpListener,
+    telemetry: &Telemetry,
+    banner: &mut String,
+) -> anyhow::Result<Cluster> {
+    let host = Host {
+        engine: args.engine.clone(),
+        drain: Duration::from_secs(args.drain.drain_s),
+        local: LocalPorts::default(),
+        telemetry: telemetry.clone(),
+    };
+    let (mut gateway, mut router, mut decode, mut prefill) = (Part::new(), Part::new(), Part::new(), Part::new());
+    let mut addresses = Vec::new();
+    let _ = writeln!(banner, "Baton is up with {}.", loaded.name);
+    let decoders = (0..args.decode).map(|idx| (WorkerRole::Decode, idx));
+    let prefillers = (0..args.prefill).map(|idx| (WorkerRole::Prefill, idx));
+    for (role, idx) in decoders.chain(prefillers) {
+        let listener = own_port().await?;
+        let address = format!("http://{}", listener.local_addr()?);
+        let worker = Worker::new(role, format!("{}-{idx}", role.name()), address.clone(), loaded, &args.engine)?;
+        let _ = writeln!(
+            banner,
+            "  {:<10} {address}  {}, KV for {} tokens",
+            worker.info.id,
+            worker.info.backend,
+            worker.kv_tokens()
+        );
+        let part = if role == WorkerRole::Decode { &mut decode } else { &mut prefill };
+        part.tasks.spawn(worker.serve(listener, host.clone(), part.shutdown.clone()));
+        addresses.push(address);
+    }
+    let port = own_port().await?;
+    let router_address = format!("http://{}", port.local_addr()?);
+    let _ = writeln!(banner, "  {:<10} {router_address}", "router");
+    let config = roles::router_config(&args.plan, addresses);
+    let (own_telemetry, shutdown) = (telemetry.clone(), router.shutdown.clone());
+    router.tasks.spawn(async move { roles::serve_router(config, port, &own_telemetry, shutdown).await });
+
+    let api = listener.local_addr()?;
+    let _ = writeln!(banner, "  {:<10} http://{api}", "gateway");
+    let config = roles::gateway_config(&args.api, &args.drain, vec![router_address]);
+    let (own_telemetry, shutdown) = (telemetry.clone(), gateway.shutdown.clone());
+    gateway.tasks.spawn(async move { roles::serve_gateway(config, text, listener, &own_telemetry, shutdown).await });
+    Ok(Cluster { api, parts: vec![gateway, router, decode, prefill] })
+}
+
+async fn own_port() -> anyhow::Result<TcpListener> {
+    roles::bind(SocketAddr::from((Ipv4Addr::LOCALHOST, 0))).await
+}
+
+impl Cluster {
+    /// Waits until the gateway knows of a decode worker.
+    async fn ready(&mut self) -> anyhow::Result<()> {
+        let url = format!("{}", self.api);
+        let poll = async {
+            let mut tick = tokio::time::interval(Duration::from_millis(20));
+            loop {
+                tick.tick().await;
+                if is_ready(&url).await {
+                    return;
+                }
+            }
+        };
+        tokio::select! {
+            result = tokio::time::timeout(START_TIMEOUT, poll) => {
+                result.context("the roles did not find each other; the log above says why")
+            }
+            error = self.failed() => Err(error),
+        }
+    }
+
+    /// Completes when any role ends before it is told to.
+    async fn failed(&mut self) -> anyhow::Error {
+        let ended = self.parts.iter_mut().filter(|part| !part.tasks.is_empty()).map(|part| Box::pin(part.tasks.join_next()));
+        let (result, ..) = futures::future::select_all(ended).await;
+        match result {
+            Some(Ok(Err(error))) => error.context("a role failed"),
+            Some(Err(error)) => anyhow::Error::new(error).context("a role was interrupted"),
+            _ => anyhow::anyhow!("a role ended by itself"),
+        }
+    }
+
+    async fn stop(self) -> anyhow::Result<()> {
+        for part in self.parts {
+            part.stop().await?;
+        }
+        Ok(())
+    }
+}
+
+async fn is_ready(address: &str) -> bool {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    let ask = async {
+        let mut stream = tokio::net::TcpStream::connect(address).await?;
+        stream.write_all(format!("GET /readyz HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n").as_bytes()).await?;
+        let mut answer = [0; 12];
+        stream.read_exact(&mut answer).await?;
+        Ok::<_, std::io::Error>(answer.ends_with(b"200"))
+    };
+    ask.await.unwrap_or(false)
+}
+
+fn invite(banner: &mut String, api: SocketAddr, model: &str, took: Duration) {
+    let _ = write!(
+        banner,
+        "Ready after {:.1} s. Try:\n  \
+         baton chat --url ws://{api}/v1/responses\n  \
+         curl -s http://{api}/v1/responses -H 'content-type: application/json' \\\n    \
+         -d '{{\"model\": \"{model}\", \"input\": \"What is the capital of France?\"}}'\n  \
+         python: OpenAI(base_url=\"http://{api}/v1\", api_key=\"none\").responses.connect()\n  \
+         curl -s http://{api}/metrics\n\
+         Ctrl-C stops it.\n",
+        took.as_secs_f64()
+    );
+}
