@@ -12,7 +12,6 @@ use kv::announce::WorkerService;
 use kv::transfer::{Links, LocalPorts, Peer, TransferService};
 use proto::v1;
 use tokio::net::TcpListener;
-use tokio_stream::wrappers::TcpListenerStream;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tonic::service::Routes;
@@ -75,7 +74,7 @@ pub async fn run(
     };
     let serve = proto::net::server()
         .add_routes(routes)
-        .serve_with_incoming_shutdown(TcpListenerStream::new(listener), drained);
+        .serve_with_incoming_shutdown(proto::net::incoming(listener), drained);
     let cut = async {
         stop_serving.cancelled().await;
         tokio::time::sleep(CLOSE_TIMEOUT).await;

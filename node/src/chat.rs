@@ -20,7 +20,7 @@ pub async fn run(args: ChatArgs) -> anyhow::Result<()> {
     };
     let style = Style {
         model,
-        instructions: args.instructions,
+        instructions: Some(args.instructions),
         temperature: args.temperature,
         top_p: args.top_p,
         max_output_tokens: args.max_output_tokens,

@@ -260,8 +260,8 @@ pub struct ChatArgs {
     #[arg(long, value_name = "NAME")]
     pub name: Option<String>,
     /// Instructions for the model
-    #[arg(long, value_name = "TEXT")]
-    pub instructions: Option<String>,
+    #[arg(long, value_name = "TEXT", default_value = "You are a helpful assistant.")]
+    pub instructions: String,
     /// Sampling temperature
     #[arg(long, value_name = "T", default_value_t = 0.2)]
     pub temperature: f32,

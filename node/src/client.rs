@@ -9,7 +9,7 @@ use serde_json::json;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio_tungstenite::tungstenite::Message;
-use tokio_tungstenite::{MaybeTlsStream, WebSocketStream, connect_async};
+use tokio_tungstenite::{MaybeTlsStream, WebSocketStream, connect_async_with_config};
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// The server repeats `response.in_progress` well within this.
@@ -100,7 +100,7 @@ impl Client {
     /// When nobody listens there, or it is no WebSocket.
     pub async fn connect(url: &str) -> anyhow::Result<Self> {
         let advice = || format!("cannot connect to {url}: is `baton up` running there? (--url names the endpoint)");
-        let connected = tokio::time::timeout(CONNECT_TIMEOUT, connect_async(url)).await.with_context(advice)?;
+        let connected = tokio::time::timeout(CONNECT_TIMEOUT, connect_async_with_config(url, None, true)).await.with_context(advice)?;
         let (socket, _) = connected.with_context(advice)?;
         Ok(Self { socket, previous: None })
     }

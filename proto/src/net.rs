@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use tokio::net::TcpListener;
+use tonic::transport::server::TcpIncoming;
 use tonic::transport::{Channel, Endpoint, Server};
 
 use crate::WINDOW_BYTES;
@@ -37,12 +39,17 @@ pub fn channel(address: &str) -> Result<Channel, BadAddress> {
         .connect_lazy())
 }
 
+/// The connections of `listener`, without Nagle's delay: small messages must not wait for acknowledgements.
+#[must_use]
+pub fn incoming(listener: TcpListener) -> TcpIncoming {
+    TcpIncoming::from(listener).with_nodelay(Some(true))
+}
+
 /// A server with the same settings; it answers plain HTTP/1.1 too, for health checks and metrics on the same port.
 #[must_use]
 pub fn server() -> Server {
     Server::builder()
         .accept_http1(true)
-        .tcp_nodelay(true)
         .initial_stream_window_size(WINDOW_BYTES)
         .initial_connection_window_size(WINDOW_BYTES)
         .http2_keepalive_interval(Some(KEEP_ALIVE))

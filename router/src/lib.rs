@@ -11,7 +11,6 @@ use std::time::Duration;
 
 use proto::v1;
 use tokio::net::TcpListener;
-use tokio_stream::wrappers::TcpListenerStream;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tonic::service::Routes;
@@ -49,7 +48,7 @@ pub async fn run(
         .max_decoding_message_size(proto::MAX_MESSAGE_BYTES);
     let serve = proto::net::server()
         .add_routes(routes.add_service(service))
-        .serve_with_incoming_shutdown(TcpListenerStream::new(listener), shutdown.cancelled());
+        .serve_with_incoming_shutdown(proto::net::incoming(listener), shutdown.cancelled());
     let cut = async {
         shutdown.cancelled().await;
         tokio::time::sleep(Duration::from_secs(1)).await;

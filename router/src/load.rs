@@ -8,8 +8,6 @@ use proto::v1;
 const FIT: f64 = 0.3;
 /// Observations shorter than this say little.
 const MIN_TOKENS: u64 = 32;
-/// Until a worker has shown its speed, in microseconds per prompt token.
-const FIRST_GUESS_US: f64 = 1000.0;
 
 /// A turn routed to a worker that has not reported it yet.
 #[derive(Debug, Clone, Copy)]
@@ -72,14 +70,14 @@ impl LoadView {
         self.report.free_blocks
     }
 
-    /// Measured cost of one prompt token.
-    pub(crate) fn us_per_token(&self) -> f64 {
-        self.us_per_token.unwrap_or(FIRST_GUESS_US)
+    /// Measured cost of one prompt token, in microseconds, once the worker has shown it.
+    pub(crate) fn us_per_token(&self) -> Option<f64> {
+        self.us_per_token
     }
 
-    /// Measured cost of one output token at the present batch.
-    pub(crate) fn us_per_output(&self) -> f64 {
-        self.us_per_output.unwrap_or(FIRST_GUESS_US)
+    /// Measured cost of one output token, in microseconds, once the worker has shown it.
+    pub(crate) fn us_per_output(&self) -> Option<f64> {
+        self.us_per_output
     }
 
     fn current(&self, now: Instant) -> impl Iterator<Item = &Prediction> {

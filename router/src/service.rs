@@ -13,6 +13,9 @@ use crate::index::{Chain, Index, WorkerIdx};
 use crate::load::LoadView;
 use crate::policy::{self, Candidate, Choice, Costs, Demand};
 
+/// Until any worker has shown its speed, in microseconds per token.
+const FIRST_GUESS_US: f64 = 1000.0;
+
 /// How many workers are connected; readable from outside, for health checks.
 #[derive(Debug, Clone, Default)]
 pub struct Readiness(Arc<AtomicUsize>);
@@ -123,11 +126,12 @@ impl Cluster {
         let Ok(held) = state.index.held(Chain { parent, hashes: &hashes }, &all) else {
             return Ok(v1::RoutePlan { chain_unknown: true, ..Default::default() });
         };
+        let guess = Guess::from(&state.members);
         let candidates: Vec<Candidate> = decode
             .iter()
             .chain(&prefill)
             .zip(&held)
-            .map(|(member, &held)| candidate(member, held, now))
+            .map(|(member, &held)| candidate(member, held, guess, now))
             .collect();
         let (decoders, prefillers) = candidates.split_at(decode.len());
         let last_decode =
@@ -159,15 +163,32 @@ impl State {
     }
 }
 
-fn candidate(member: &Member, held: usize, now: Instant) -> Candidate {
+/// The rates of a worker that has not shown its own yet: those of the others.
+#[derive(Debug, Clone, Copy)]
+struct Guess {
+    us_per_token: f64,
+    us_per_output: f64,
+}
+
+impl From<&Vec<Member>> for Guess {
+    fn from(members: &Vec<Member>) -> Self {
+        let least = |rates: &mut dyn Iterator<Item = f64>| rates.reduce(f64::min).unwrap_or(FIRST_GUESS_US);
+        Self {
+            us_per_token: least(&mut members.iter().filter_map(|member| member.load.us_per_token())),
+            us_per_output: least(&mut members.iter().filter_map(|member| member.load.us_per_output())),
+        }
+    }
+}
+
+fn candidate(member: &Member, held: usize, guess: Guess, now: Instant) -> Candidate {
     Candidate {
         idx: member.idx,
         held,
         queued_tokens: member.load.queued_tokens(now),
         turns: member.load.turns(now),
         free_blocks: member.load.free_blocks(),
-        us_per_token: member.load.us_per_token(),
-        us_per_output: member.load.us_per_output(),
+        us_per_token: member.load.us_per_token().unwrap_or(guess.us_per_token),
+        us_per_output: member.load.us_per_output().unwrap_or(guess.us_per_output),
     }
 }
 
