@@ -57,7 +57,9 @@ struct Shared {
 
 impl fmt::Debug for Engine {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Engine").field("live", &self.shared.live.load(Ordering::Relaxed)).finish_non_exhaustive()
+        f.debug_struct("Engine")
+            .field("live", &self.shared.live.load(Ordering::Relaxed))
+            .finish_non_exhaustive()
     }
 }
 
@@ -82,7 +84,9 @@ impl Engine {
         let thread = std::thread::Builder::new().name(format!("engine {name}")).spawn(move || {
             let run = std::panic::AssertUnwindSafe(|| steps.run(&inbox));
             if std::panic::catch_unwind(run).is_err() {
-                tracing::error!("a broken invariant in the engine: the process ends so that it can be restarted");
+                tracing::error!(
+                    "a broken invariant in the engine: the process ends so that it can be restarted"
+                );
                 std::process::abort();
             }
         })?;
@@ -193,4 +197,3 @@ fn geometry_of(kv: KvGeometry, model_fingerprint: [u8; 32]) -> Geometry {
         layer_bytes: narrow(kv.bytes_per_block_layer()),
     }
 }
-

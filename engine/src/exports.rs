@@ -104,8 +104,14 @@ impl Exports {
     /// Sends whole cached blocks; `blocks` are in use on behalf of the export. Targets are indices.
     pub(crate) fn send_cached(&mut self, blocks: Vec<BlockId>, frames: FrameSender) {
         let targets: Vec<BlockId> = (0..).take(blocks.len()).collect();
-        let mut export =
-            Export { owner: None, cursor: 0, first_block: 0, targets: Vec::new(), parcels: VecDeque::new(), frames };
+        let mut export = Export {
+            owner: None,
+            cursor: 0,
+            first_block: 0,
+            targets: Vec::new(),
+            parcels: VecDeque::new(),
+            frames,
+        };
         export.add(self.cut, &blocks, &targets, self.cut.n_groups());
         self.running.push(export);
     }
@@ -182,7 +188,8 @@ impl Exports {
 
 impl Export {
     fn add(&mut self, cut: Cut, blocks: &[BlockId], targets: &[BlockId], n_ready: usize) {
-        for (blocks, targets) in blocks.chunks(cut.blocks_per_frame).zip(targets.chunks(cut.blocks_per_frame)) {
+        for (blocks, targets) in blocks.chunks(cut.blocks_per_frame).zip(targets.chunks(cut.blocks_per_frame))
+        {
             let parcel = Parcel { blocks: blocks.to_vec(), targets: targets.to_vec(), n_ready, n_sent: 0 };
             self.parcels.push_back(parcel);
         }
@@ -214,3 +221,6 @@ fn frame(parcel: &Parcel, layers: Range<usize>, arena: &KvArena) -> Frame {
         payload: payload.into(),
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -92,7 +92,13 @@ impl Scheduler {
         }
     }
 
-    fn place(&mut self, mut sequence: Sequence, export: Option<ExportTo>, cached_tokens: usize, n_granted: usize) {
+    fn place(
+        &mut self,
+        mut sequence: Sequence,
+        export: Option<ExportTo>,
+        cached_tokens: usize,
+        n_granted: usize,
+    ) {
         let granted = self.pool.allocate(n_granted).expect("admission has checked the room");
         sequence.table.extend(&granted);
         if granted.is_empty() {
@@ -180,7 +186,8 @@ impl Scheduler {
     fn make_room(&mut self, idx: usize, n_tokens: usize, shares: &mut Vec<Share>) -> bool {
         loop {
             let sequence = &mut self.running[idx];
-            let missing = (sequence.computed + n_tokens).div_ceil(BLOCK_TOKENS).saturating_sub(sequence.table.len());
+            let missing =
+                (sequence.computed + n_tokens).div_ceil(BLOCK_TOKENS).saturating_sub(sequence.table.len());
             match self.pool.allocate(missing) {
                 Ok(fresh) => {
                     sequence.table.extend(fresh);
@@ -199,7 +206,10 @@ impl Scheduler {
     }
 
     fn youngest_running(&self) -> usize {
-        self.running.iter().rposition(|s| s.state == State::Running).expect("the caller's sequence is running")
+        self.running
+            .iter()
+            .rposition(|s| s.state == State::Running)
+            .expect("the caller's sequence is running")
     }
 
     /// Takes a sequence's blocks; it waits at the head of the queue. Sequences after it move up by one, but none of

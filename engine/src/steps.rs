@@ -14,7 +14,7 @@ use metrics::{Counter, Gauge, Histogram};
 use crate::arena::KvArena;
 use crate::engine::{Command, EngineConfig};
 use crate::exports::{Cut, Exports};
-use crate::forward::{Forward, Logits, LogitRows, Slice};
+use crate::forward::{Forward, LogitRows, Logits, Slice};
 use crate::grants::Grants;
 use crate::job::{Error, Event, FinishReason, Job, SequenceId};
 use crate::metrics as names;
@@ -72,7 +72,10 @@ impl Steps {
             BlockPool::new(config.n_blocks),
             Grants::new(n_layers, layer_bytes),
             Exports::new(cut),
-            Limits { step_tokens: config.step_tokens, max_running: config.max_running.min(config.step_tokens) },
+            Limits {
+                step_tokens: config.step_tokens,
+                max_running: config.max_running.min(config.step_tokens),
+            },
         );
         Self {
             scheduler,
@@ -216,7 +219,11 @@ impl Steps {
             let sequence = &mut self.scheduler.running[share.idx];
             let n_prompt = sequence.prompt_tokens.saturating_sub(sequence.computed).min(share.n_tokens);
             sequence.prompt_computed += n_prompt;
-            if share.n_tokens == 1 && share.sample && n_prompt == 0 { n_decode += 1 } else { n_prefill += share.n_tokens }
+            if share.n_tokens == 1 && share.sample && n_prompt == 0 {
+                n_decode += 1
+            } else {
+                n_prefill += share.n_tokens
+            }
             sequence.computed += share.n_tokens;
             sequence.seal_full(&mut self.scheduler.pool);
             if share.sample {
@@ -248,7 +255,8 @@ impl Steps {
                 }
             })
             .collect();
-        self.forward.run(&mut self.arena, &slices, &mut |layer_idx, arena| exports.layer_written(layer_idx, arena))
+        self.forward
+            .run(&mut self.arena, &slices, &mut |layer_idx, arena| exports.layer_written(layer_idx, arena))
     }
 
     /// The model refused the step: a defect, since prompts were checked. Its sequences fail, the engine goes on.
@@ -296,14 +304,22 @@ impl Steps {
     /// Ends the turns that only wanted their prompt's KV. True if there were any.
     fn finish_prefilled(&mut self) -> bool {
         let done = |sequence: &Sequence| {
-            sequence.state == crate::sequence::State::Running && sequence.remaining() == 0 && !sequence.wants_output()
+            sequence.state == crate::sequence::State::Running
+                && sequence.remaining() == 0
+                && !sequence.wants_output()
         };
         let mut any = false;
         while let Some(idx) = self.scheduler.running.iter().position(done) {
             any = true;
             let sequence = &self.scheduler.running[idx];
             let n_blocks = sequence.table.len();
-            self.scheduler.exports.queue(sequence.id, &sequence.table, n_blocks, n_blocks, &mut self.scheduler.pool);
+            self.scheduler.exports.queue(
+                sequence.id,
+                &sequence.table,
+                n_blocks,
+                n_blocks,
+                &mut self.scheduler.pool,
+            );
             if self.prefilled(idx) {
                 self.finish(idx, Some(FinishReason::Prefilled));
             }
