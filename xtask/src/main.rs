@@ -1,0 +1,32 @@
+//! Commands longer than one line: `cargo xtask ci` runs what CI runs.
+
+use std::process::Command;
+
+use anyhow::{Context, bail};
+
+/// A command line and what it checks.
+type Check = (&'static str, &'static [&'static str]);
+
+const CI: [Check; 3] = [
+    ("format", &["fmt", "--all", "--check"]),
+    ("lints", &["clippy", "--workspace", "--all-targets", "--locked", "--", "-D", "warnings"]),
+    ("tests", &["test", "--workspace", "--locked"]),
+];
+
+fn main() -> anyhow::Result<()> {
+    match std::env::args().nth(1).as_deref() {
+        Some("ci") => CI.iter().try_for_each(run),
+        _ => bail!("usage: cargo xtask ci"),
+    }
+}
+
+fn run((what, args): &Check) -> anyhow::Result<()> {
+    let status = Command::new("cargo")
+        .args(*args)
+        .status()
+        .with_context(|| format!("cargo {} did not start", args[0]))?;
+    if !status.success() {
+        bail!("{what}: cargo {} failed", args.join(" "));
+    }
+    Ok(())
+}
