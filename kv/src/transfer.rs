@@ -190,7 +190,7 @@ impl Links {
                 Transfer::Local(port) => {
                     let (sender, frames) = FrameSender::new(FRAMES_IN_FLIGHT);
                     port.export(pull.hashes.to_vec(), sender);
-                    pull.take(ReceiverStream::new(frames).map(Ok)).await
+                    pull.take(ReceiverStream::new(frames).map(Ok), self.geometry.n_layers).await
                 }
                 Transfer::Grpc(mut client) => {
                     let mut hashes = BytesMut::with_capacity(pull.hashes.len() * BlockHash::BYTES);
@@ -198,7 +198,8 @@ impl Links {
                     let request =
                         v1::PullRequest { hello: Some(self.hello(peer.epoch, 0)), hashes: hashes.freeze() };
                     let frames = client.pull(trace::request(request)).await?.into_inner();
-                    pull.take(frames.map(|frame| from_wire(frame?).map_err(Error::Damaged))).await
+                    let frames = frames.map(|frame| from_wire(frame?).map_err(Error::Damaged));
+                    pull.take(frames, self.geometry.n_layers).await
                 }
             }
         };
@@ -217,7 +218,11 @@ pub struct Pull<'a> {
 }
 
 impl Pull<'_> {
-    async fn take(&self, frames: impl futures::Stream<Item = Result<Frame, Error>>) -> Result<Moved, Error> {
+    async fn take(
+        &self,
+        frames: impl futures::Stream<Item = Result<Frame, Error>>,
+        n_layers: u32,
+    ) -> Result<Moved, Error> {
         let mut moved = Moved::default();
         let mut frames = std::pin::pin!(frames);
         while let Some(frame) = frames.next().await {
@@ -226,7 +231,10 @@ impl Pull<'_> {
                 *block =
                     *self.targets.get(*block as usize).ok_or(Error::Damaged("a block nobody asked for"))?;
             }
-            moved.blocks += frame.blocks.len();
+            // A block comes in several groups of layers; the last one completes it.
+            if frame.first_layer.saturating_add(frame.n_layers) == n_layers {
+                moved.blocks += frame.blocks.len();
+            }
             moved.bytes += frame.payload.len() as u64;
             self.port.import(self.grant, frame).await?;
         }
