@@ -85,8 +85,9 @@ impl<'a> Emitter<'a> {
         &self.id
     }
 
+    /// True once the client has seen an event; failures from then on are events too.
     pub(crate) fn has_begun(&self) -> bool {
-        self.begun
+        self.begun && matches!(self.sink, EventSink::Stream(_))
     }
 
     pub(crate) fn first_text(&self) -> Option<Instant> {

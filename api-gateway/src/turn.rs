@@ -160,12 +160,22 @@ impl<'a> Run<'a> {
         loop {
             match self.attempt(emitter).await {
                 Ok(reason) => return Ok(Finish::from_wire(reason)),
-                Err(failure) => match self.give_up(failure) {
-                    None => {}
-                    Some(error) => return Err(error),
+                Err(failure) => match (self.give_up(failure), self.said_all()) {
+                    (Some(error), _) => return Err(error),
+                    (None, Some(finish)) => return Ok(finish),
+                    (None, None) => {}
                 },
             }
         }
+    }
+
+    /// How the turn ended, when a lost worker owes nothing but its last word.
+    fn said_all(&self) -> Option<Finish> {
+        let last = self.generated.last()?;
+        if self.gateway.text().tokenizer.is_end_of_turn(*last) {
+            return Some(Finish::Stop);
+        }
+        (self.generated.len() >= self.prepared.max_output_tokens).then_some(Finish::Length)
     }
 
     /// Plans and runs the rest of the turn; what was generated so far is part of the prompt.

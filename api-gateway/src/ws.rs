@@ -10,7 +10,7 @@ use axum::extract::ws::{CloseFrame, Message, Utf8Bytes, WebSocket, close_code};
 use futures::stream::{SplitSink, SplitStream};
 use futures::{SinkExt, StreamExt};
 use tokio::sync::{Notify, Semaphore, mpsc};
-use tokio::time::{Instant, timeout};
+use tokio::time::{Instant, MissedTickBehavior, timeout};
 use tokio_util::sync::CancellationToken;
 
 use crate::emit::{EventSink, new_id};
@@ -19,7 +19,7 @@ use crate::http::all_turns_taken;
 use crate::metrics as names;
 use crate::state::Gateway;
 use crate::store::Stored;
-use crate::turn::{Origin, run_turn};
+use crate::turn::{Ended, Origin, run_turn};
 use crate::wire::{ClientEvent, Create, Event, Transport, error_frame, parse_frame};
 
 /// Events a slow client may leave unread.
@@ -97,10 +97,21 @@ impl Running {
     }
 }
 
+/// What waits for its turn on a lane.
+#[derive(Debug)]
+enum Queued {
+    Create(Box<Create>),
+    /// A malformed create: it is answered in its place, and costs its parent like any failed continuation.
+    Refused {
+        parent: Option<String>,
+        error: ApiError,
+    },
+}
+
 struct Reader<'a> {
     gateway: &'a Gateway,
     stream: SplitStream<WebSocket>,
-    creates: mpsc::Sender<Box<Create>>,
+    creates: mpsc::Sender<Queued>,
     events: mpsc::Sender<Event>,
     running: &'a Running,
     opened: Instant,
@@ -142,15 +153,18 @@ impl Reader<'_> {
                     let message = "this connection is too old: open a new one and continue there";
                     return Err(ApiError::invalid("websocket_connection_limit_reached", message));
                 }
-                self.creates.try_send(create).map_err(|_| {
-                    ApiError::rate_limited(
-                        "too many responses are queued on this connection: wait for one to end",
-                    )
-                })
+                self.enqueue(Queued::Create(create))
             }
+            ClientEvent::Refused { parent, error } => self.enqueue(Queued::Refused { parent, error }),
             ClientEvent::Cancel { response_id } => self.running.cancel(response_id.as_deref()),
             ClientEvent::Ignored => Ok(()),
         }
+    }
+
+    fn enqueue(&self, queued: Queued) -> Result<(), ApiError> {
+        self.creates.try_send(queued).map_err(|_| {
+            ApiError::rate_limited("too many responses are queued on this connection: wait for one to end")
+        })
     }
 
     /// The stream is unusable. A message over the limit is the client's mistake and is explained.
@@ -175,11 +189,16 @@ async fn write(
     mut events: mpsc::Receiver<Event>,
     ping: Duration,
 ) -> End {
+    // Pings go out while events flow too: a client that only reads has no other way to show that it is there.
+    let mut pings = tokio::time::interval_at(Instant::now() + ping, ping);
+    pings.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
-        let sent = match timeout(ping, events.recv()).await {
-            Ok(Some(event)) => send_all(sink, event, &mut events).await,
-            Ok(None) => return End::Client,
-            Err(_) => sink.send(Message::Ping(Default::default())).await,
+        let sent = tokio::select! {
+            event = events.recv() => match event {
+                Some(event) => send_all(sink, event, &mut events).await,
+                None => return End::Client,
+            },
+            _ = pings.tick() => sink.send(Message::Ping(Default::default())).await,
         };
         if sent.is_err() {
             return End::Client;
@@ -206,7 +225,7 @@ async fn send_all(
 /// Runs the connection's turns one after the other.
 struct Lane<'a> {
     gateway: &'a Gateway,
-    queue: mpsc::Receiver<Box<Create>>,
+    queue: mpsc::Receiver<Queued>,
     events: mpsc::Sender<Event>,
     running: &'a Running,
     turns: &'a Semaphore,
@@ -217,12 +236,19 @@ struct Lane<'a> {
 impl Lane<'_> {
     async fn run(mut self, shutdown: &CancellationToken) -> End {
         loop {
-            let create = tokio::select! {
-                create = self.queue.recv() => create,
+            let queued = tokio::select! {
+                queued = self.queue.recv() => queued,
                 () = shutdown.cancelled() => return End::Close(close_code::AWAY, "the server drains"),
             };
-            let Some(create) = create else { return End::Client };
-            match self.turn(*create).await {
+            let result = match queued {
+                Some(Queued::Create(create)) => self.turn(*create).await,
+                Some(Queued::Refused { parent, error }) => {
+                    self.evict(parent.as_deref());
+                    Err(error)
+                }
+                None => return End::Client,
+            };
+            match result {
                 Ok(()) => {}
                 Err(error) if error.is_client_gone() => {
                     return End::Close(close_code::POLICY, "the client does not read");
@@ -247,18 +273,24 @@ impl Lane<'_> {
         let result = run_turn(self.gateway, create, origin, events, cancel).await;
         self.running.set(None);
         match result {
-            Ok(ended) => {
-                // A failed continuation makes its parent unusable on this connection.
-                self.latest = ended
-                    .stored
-                    .or_else(|| self.latest.take().filter(|latest| Some(&latest.id) != parent.as_ref()));
+            Ok(Ended { stored: Some(stored), .. }) => {
+                self.latest = Some(stored);
+                Ok(())
+            }
+            Ok(_) => {
+                self.evict(parent.as_deref());
                 Ok(())
             }
             Err(error) => {
-                self.latest.take_if(|latest| Some(&latest.id) == parent.as_ref());
+                self.evict(parent.as_deref());
                 Err(error)
             }
         }
+    }
+
+    /// A failed continuation makes its parent unusable on this connection.
+    fn evict(&mut self, parent: Option<&str>) {
+        self.latest.take_if(|latest| Some(latest.id.as_str()) == parent);
     }
 }
 

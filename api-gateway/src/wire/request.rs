@@ -54,6 +54,11 @@ pub(crate) struct Create {
 #[derive(Debug, Clone)]
 pub(crate) enum ClientEvent {
     Create(Box<Create>),
+    /// A create that cannot be served, and the response it would have continued.
+    Refused {
+        parent: Option<String>,
+        error: ApiError,
+    },
     /// Stop the running response.
     Cancel {
         response_id: Option<String>,
@@ -141,11 +146,14 @@ fn raw<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<&'de RawValu
 
 /// Parses one text frame.
 pub(crate) fn parse_frame(text: &str) -> Result<ClientEvent, ApiError> {
-    let frame: Frame<'_> = serde_json::from_str(text).map_err(not_json)?;
+    let frame: Frame<'_> = object(text)?;
     match frame.kind.as_deref() {
         Some("response.create") => {
             let body = frame.response.map_or(text, RawValue::get);
-            parse(body, Transport::WebSocket).map(|create| ClientEvent::Create(Box::new(create)))
+            Ok(match parse(body, Transport::WebSocket) {
+                Ok(create) => ClientEvent::Create(Box::new(create)),
+                Err(error) => ClientEvent::Refused { parent: parent_of(body), error },
+            })
         }
         Some("response.cancel" | "response.interrupt") => {
             Ok(ClientEvent::Cancel { response_id: frame.response_id })
@@ -160,6 +168,12 @@ pub(crate) fn parse_frame(text: &str) -> Result<ClientEvent, ApiError> {
     }
 }
 
+/// The parent that a malformed create names, if it names one.
+fn parent_of(body: &str) -> Option<String> {
+    let fields: Fields<'_> = object(body).ok()?;
+    field(fields.previous_response_id, "previous_response_id").ok().flatten()
+}
+
 /// Parses the body of `POST /v1/responses`.
 pub(crate) fn parse_body(body: &[u8]) -> Result<Create, ApiError> {
     let text = std::str::from_utf8(body)
@@ -167,12 +181,19 @@ pub(crate) fn parse_body(body: &[u8]) -> Result<Create, ApiError> {
     parse(text, Transport::Http)
 }
 
-fn not_json(error: serde_json::Error) -> ApiError {
-    ApiError::invalid("invalid_json", format!("this is not the JSON object that was expected: {error}"))
+/// Serde alone would also take a list, its elements being the fields in their order.
+fn object<'a, T: Deserialize<'a>>(text: &'a str) -> Result<T, ApiError> {
+    let not_object = |why: String| {
+        ApiError::invalid("invalid_json", format!("this is not the JSON object that was expected: {why}"))
+    };
+    if text.trim_start().starts_with('[') {
+        return Err(not_object("it is a list".to_owned()));
+    }
+    serde_json::from_str(text).map_err(|error| not_object(error.to_string()))
 }
 
 fn parse(text: &str, transport: Transport) -> Result<Create, ApiError> {
-    let fields: Fields<'_> = serde_json::from_str(text).map_err(not_json)?;
+    let fields: Fields<'_> = object(text)?;
     refuse_unsupported(&fields, transport)?;
     let create = Create {
         model: field(fields.model, "model")?,
