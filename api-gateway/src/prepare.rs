@@ -42,6 +42,7 @@ pub(crate) struct Prepared {
 /// When the model or the parent is unknown, or the prompt does not fit the context.
 pub(crate) fn prepare(gateway: &Gateway, create: &Create, origin: &Origin) -> Result<Prepared, ApiError> {
     check_model(gateway, create)?;
+    check_size(gateway, create)?;
     let parent = find_parent(gateway, create, origin)?;
     let instructions =
         inherit(&create.instructions, parent.as_deref().map(|p| p.instructions.as_deref()), origin);
@@ -80,6 +81,19 @@ fn check_model(gateway: &Gateway, create: &Create) -> Result<(), ApiError> {
         }
         None => Err(ApiError::invalid("missing_required_parameter", "model is required").at("model")),
     }
+}
+
+/// Refuses what cannot fit before any of it is tokenized.
+fn check_size(gateway: &Gateway, create: &Create) -> Result<(), ApiError> {
+    let n_bytes: usize = create.input.iter().map(|message| message.content.len()).sum();
+    if n_bytes > gateway.max_prompt_bytes() {
+        let message = format!(
+            "the input has {n_bytes} bytes of text, the model's context of {} tokens holds fewer: shorten the input",
+            gateway.text().context_len
+        );
+        return Err(ApiError::invalid("context_length_exceeded", message).at("input"));
+    }
+    Ok(())
 }
 
 fn find_parent(gateway: &Gateway, create: &Create, origin: &Origin) -> Result<Option<Arc<Stored>>, ApiError> {

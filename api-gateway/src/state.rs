@@ -22,13 +22,18 @@ struct Shared {
     hash_key: HashKey,
     cluster: ClusterClient,
     store: Store,
+    /// No text longer than this fits the model's context, whatever it says.
+    max_prompt_bytes: usize,
 }
 
 impl Gateway {
     pub(crate) fn new(config: Config, text: TextModel, cluster: ClusterClient) -> Self {
         let store = Store::new(config.store);
         let hash_key = HashKey::derive(&text.fingerprint, b"");
-        Self { shared: Arc::new(Shared { config, text, hash_key, cluster, store }) }
+        let table = text.tokenizer.byte_table();
+        let longest = (0..table.n_tokens()).map(|id| table.bytes(id).len()).max().unwrap_or(1);
+        let max_prompt_bytes = longest.saturating_mul(text.context_len as usize);
+        Self { shared: Arc::new(Shared { config, text, hash_key, cluster, store, max_prompt_bytes }) }
     }
 
     pub(crate) fn config(&self) -> &Config {
@@ -37,6 +42,10 @@ impl Gateway {
 
     pub(crate) fn text(&self) -> &TextModel {
         &self.shared.text
+    }
+
+    pub(crate) fn max_prompt_bytes(&self) -> usize {
+        self.shared.max_prompt_bytes
     }
 
     pub(crate) fn hash_key(&self) -> HashKey {

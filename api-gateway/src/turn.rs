@@ -15,6 +15,8 @@ use proto::v1::generate_event::Event as WorkerEvent;
 use proto::{v1, v1::FinishReason};
 use tokio::time::timeout;
 use tonic::{Status, Streaming};
+use tracing::field::Empty;
+use tracing::{Instrument, Span};
 
 use crate::cluster::{Counted, RouteQuery, may_retry};
 use crate::conversation::{Cut, Item, TokenLog};
@@ -28,6 +30,9 @@ use crate::wire::{self, Create, Transport, Usage};
 
 /// A turn that started is announced after this long, even if no worker has taken it yet.
 const ANNOUNCE_AFTER: Duration = Duration::from_millis(300);
+
+/// Inputs up to this size take less than a millisecond to tokenize.
+const LONG_INPUT_BYTES: usize = 32 << 10;
 
 /// How a turn ended, for whoever asked.
 #[derive(Debug)]
@@ -60,8 +65,21 @@ pub(crate) async fn run_turn(
     events: EventSink,
     cancel: impl Future<Output = ()>,
 ) -> Result<Ended, ApiError> {
+    let span =
+        tracing::info_span!("turn", role = "gateway", response = origin.response_id, conversation = Empty);
+    turn(gateway, create, origin, events, cancel).instrument(span).await
+}
+
+async fn turn(
+    gateway: &Gateway,
+    create: Create,
+    origin: Origin,
+    events: EventSink,
+    cancel: impl Future<Output = ()>,
+) -> Result<Ended, ApiError> {
     let began = Instant::now();
-    let prepared = prepare(gateway, &create, &origin)?;
+    let (prepared, create) = prepare_off_thread(gateway, create, origin).await?;
+    Span::current().record("conversation", &prepared.conversation);
     let mut emitter = Emitter::new(gateway, &create, &prepared, events);
     let mut run = Run::new(gateway, &create, &prepared);
     let finish = tokio::select! {
@@ -81,6 +99,21 @@ pub(crate) async fn run_turn(
         }
         Err(error) => Err(error),
     }
+}
+
+/// Prepares a turn; a long input is tokenized on a thread of its own, so that other connections go on.
+async fn prepare_off_thread(
+    gateway: &Gateway,
+    create: Create,
+    origin: Origin,
+) -> Result<(Prepared, Create), ApiError> {
+    let n_bytes: usize = create.input.iter().map(|message| message.content.len()).sum();
+    if n_bytes <= LONG_INPUT_BYTES {
+        return Ok((prepare(gateway, &create, &origin)?, create));
+    }
+    let gateway = gateway.clone();
+    let preparing = tokio::task::spawn_blocking(move || Ok((prepare(&gateway, &create, &origin)?, create)));
+    preparing.await.unwrap_or_else(|_| Err(ApiError::internal("preparing the turn was interrupted")))
 }
 
 /// How the tokens of a turn came to their end.

@@ -220,9 +220,9 @@ impl Steps {
             let n_prompt = sequence.prompt_tokens.saturating_sub(sequence.computed).min(share.n_tokens);
             sequence.prompt_computed += n_prompt;
             if share.n_tokens == 1 && share.sample && n_prompt == 0 {
-                n_decode += 1
+                n_decode += 1;
             } else {
-                n_prefill += share.n_tokens
+                n_prefill += share.n_tokens;
             }
             sequence.computed += share.n_tokens;
             sequence.seal_full(&mut self.scheduler.pool);

@@ -99,8 +99,11 @@ impl Client {
     /// # Errors
     /// When nobody listens there, or it is no WebSocket.
     pub async fn connect(url: &str) -> anyhow::Result<Self> {
-        let advice = || format!("cannot connect to {url}: is `baton up` running there? (--url names the endpoint)");
-        let connected = tokio::time::timeout(CONNECT_TIMEOUT, connect_async_with_config(url, None, true)).await.with_context(advice)?;
+        let advice =
+            || format!("cannot connect to {url}: is `baton up` running there? (--url names the endpoint)");
+        let connected = tokio::time::timeout(CONNECT_TIMEOUT, connect_async_with_config(url, None, true))
+            .await
+            .with_context(advice)?;
         let (socket, _) = connected.with_context(advice)?;
         Ok(Self { socket, previous: None })
     }
@@ -123,7 +126,12 @@ impl Client {
     ///
     /// # Errors
     /// When the server refuses the turn or the connection is lost.
-    pub async fn turn(&mut self, input: &str, style: &Style, mut on_text: impl FnMut(&str)) -> anyhow::Result<Turn> {
+    pub async fn turn(
+        &mut self,
+        input: &str,
+        style: &Style,
+        mut on_text: impl FnMut(&str),
+    ) -> anyhow::Result<Turn> {
         let mut create = json!({
             "type": "response.create", "model": style.model, "input": input, "include": ["baton.turn"],
             "temperature": style.temperature, "top_p": style.top_p, "max_output_tokens": style.max_output_tokens,
@@ -180,7 +188,9 @@ impl Client {
                 .context("the server closed the connection")?
                 .context("the connection was lost")?;
             match message {
-                Message::Text(text) => return serde_json::from_str(&text).context("an event that is not understood"),
+                Message::Text(text) => {
+                    return serde_json::from_str(&text).context("an event that is not understood");
+                }
                 Message::Close(frame) => {
                     let reason = frame.map(|frame| frame.reason.to_string()).unwrap_or_default();
                     bail!("the server closed the connection: {reason}");
@@ -208,8 +218,10 @@ pub async fn served_model(url: &str) -> anyhow::Result<String> {
         stream.take(1 << 20).read_to_string(&mut answer).await?;
         Ok::<_, std::io::Error>(answer)
     };
-    let advice = || format!("cannot connect to {address}: is `baton up` running there? (--url names the endpoint)");
-    let answer = tokio::time::timeout(CONNECT_TIMEOUT, ask).await.with_context(advice)?.with_context(advice)?;
+    let advice =
+        || format!("cannot connect to {address}: is `baton up` running there? (--url names the endpoint)");
+    let answer =
+        tokio::time::timeout(CONNECT_TIMEOUT, ask).await.with_context(advice)?.with_context(advice)?;
     #[derive(Deserialize)]
     struct Models {
         data: Vec<Model>,

@@ -79,8 +79,9 @@ fn with_file(mut command: clap::Command, path: &Path) -> Result<clap::Command, E
         for option in table.keys() {
             check(subcommand, option, &format!("{key}.{option}"), path)?;
         }
-        command = command
-            .mut_subcommand(key, |sub| table.iter().fold(sub, |sub, (option, value)| set(sub, option, value)));
+        command = command.mut_subcommand(key, |sub| {
+            table.iter().fold(sub, |sub, (option, value)| set(sub, option, value))
+        });
     }
     Ok(command)
 }

@@ -68,8 +68,12 @@ impl Display {
     fn show(&mut self, progress: &Progress) {
         let interval = Duration::from_millis(if self.moves { 100 } else { 3_000 });
         let text = match progress {
-            Progress::Downloading { bytes, total } => format!("fetching the model: {}{}", mb(*bytes), of(*total)),
-            Progress::Unpacking { bytes, total } => format!("unpacking and checking: {}{}", mb(*bytes), of(Some(*total))),
+            Progress::Downloading { bytes, total } => {
+                format!("fetching the model: {}{}", mb(*bytes), of(*total))
+            }
+            Progress::Unpacking { bytes, total } => {
+                format!("unpacking and checking: {}{}", mb(*bytes), of(Some(*total)))
+            }
             Progress::RecordedSha256(sum) => format!("no checksum was known; recorded sha256 {sum}"),
         };
         let urgent = matches!(progress, Progress::RecordedSha256(_));
@@ -110,7 +114,8 @@ fn info(path: &Path) -> anyhow::Result<String> {
         *n += 1;
         *bytes += tensor.n_bytes() as u64;
     }
-    let kinds: Vec<String> = kinds.into_iter().map(|(kind, (n, bytes))| format!("{n} {kind} ({})", mb(bytes))).collect();
+    let kinds: Vec<String> =
+        kinds.into_iter().map(|(kind, (n, bytes))| format!("{n} {kind} ({})", mb(bytes))).collect();
     let fingerprint: String = text.fingerprint.iter().take(8).map(|byte| format!("{byte:02x}")).collect();
     let kv_token = shape.kv_geometry().bytes_per_block() / kv::BLOCK_TOKENS;
     let rows = [

@@ -75,8 +75,12 @@ pub struct Loaded {
 pub async fn bind(address: SocketAddr) -> anyhow::Result<TcpListener> {
     TcpListener::bind(address).await.map_err(|error| {
         let advice = match error.kind() {
-            std::io::ErrorKind::AddrInUse => ": another process uses it; stop that one or choose another --listen",
-            std::io::ErrorKind::PermissionDenied => ": ports below 1024 need privileges; choose another --listen",
+            std::io::ErrorKind::AddrInUse => {
+                ": another process uses it; stop that one or choose another --listen"
+            }
+            std::io::ErrorKind::PermissionDenied => {
+                ": ports below 1024 need privileges; choose another --listen"
+            }
             _ => "",
         };
         anyhow::Error::new(error).context(format!("cannot listen on {address}{advice}"))
@@ -98,7 +102,8 @@ pub async fn stop_signal() -> anyhow::Result<()> {
 }
 
 /// Cancels the returned token at the first signal; a second one ends the process at once.
-pub(crate) fn shutdown_on_signal() -> anyhow::Result<(CancellationToken, impl Future<Output = anyhow::Result<()>>)> {
+pub(crate) fn shutdown_on_signal()
+-> anyhow::Result<(CancellationToken, impl Future<Output = anyhow::Result<()>>)> {
     let token = CancellationToken::new();
     let cancelled = token.clone();
     let watch = async move {
@@ -134,10 +139,7 @@ pub async fn run_gateway(args: GatewayArgs, telemetry: &Telemetry) -> anyhow::Re
     let text = open_text(&path).await?;
     tracing::info!(%address, model = text.name, routers = args.routers.join(","), "gateway serves");
     let config = gateway_config(&args.api, &args.drain, args.routers);
-    until_signal(async |shutdown| {
-        serve_gateway(config, text, listener, telemetry, shutdown).await
-    })
-    .await
+    until_signal(async |shutdown| serve_gateway(config, text, listener, telemetry, shutdown).await).await
 }
 
 pub(crate) async fn serve_gateway(
@@ -196,7 +198,11 @@ pub(crate) async fn serve_router(
 /// When the port or the model cannot be had, or the model does not fit the memory.
 pub async fn run_worker(role: WorkerRole, args: WorkerArgs, telemetry: &Telemetry) -> anyhow::Result<()> {
     if args.listen.ip().is_unspecified() && args.advertise.is_none() {
-        return Err(BadConfig(format!("others cannot reach {}: give --advertise http://HOST:PORT", args.listen)).into());
+        return Err(BadConfig(format!(
+            "others cannot reach {}: give --advertise http://HOST:PORT",
+            args.listen
+        ))
+        .into());
     }
     let listener = bind(args.listen).await?;
     let address = listener.local_addr()?;
@@ -247,8 +253,12 @@ impl Worker {
         let n_blocks = n_blocks(args, geometry.bytes_per_block())?;
         let n_threads = n_threads(args);
         let step_tokens = if args.step_tokens == 0 { role.step_tokens() } else { args.step_tokens };
-        let config =
-            EngineConfig { n_blocks, step_tokens, max_running: step_tokens, max_turns: args.max_worker_turns };
+        let config = EngineConfig {
+            n_blocks,
+            step_tokens,
+            max_running: step_tokens,
+            max_turns: args.max_worker_turns,
+        };
         let threads = Arc::new(ThreadPool::new(n_threads));
         let engine = Engine::start(Arc::clone(&loaded.weights), threads, loaded.fingerprint, config, &id)?;
         let narrow = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
@@ -289,12 +299,17 @@ impl Worker {
         let local = if args.force_grpc_transfer { LocalPorts::default() } else { local };
         match self.role {
             WorkerRole::Decode => {
-                let config = decode_worker::Config { info: self.info, handover_deadline, pull_deadline, drain };
+                let config =
+                    decode_worker::Config { info: self.info, handover_deadline, pull_deadline, drain };
                 decode_worker::run(config, self.engine, listener, routes, local, shutdown).await?;
             }
             WorkerRole::Prefill => {
-                let config =
-                    prefill_worker::Config { info: self.info, max_deadline: handover_deadline, pull_deadline, drain };
+                let config = prefill_worker::Config {
+                    info: self.info,
+                    max_deadline: handover_deadline,
+                    pull_deadline,
+                    drain,
+                };
                 prefill_worker::run(config, self.engine, listener, routes, local, shutdown).await?;
             }
         }
@@ -308,7 +323,8 @@ pub(crate) async fn load(path: &Path, args: &EngineArgs) -> anyhow::Result<Loade
     let began = Instant::now();
     let loading = tokio::task::spawn_blocking(move || -> anyhow::Result<Loaded> {
         let gguf = Gguf::open(&path).with_context(|| path.display().to_string())?;
-        let weights = Weights::load(&gguf, &ThreadPool::new(n_threads)).with_context(|| path.display().to_string())?;
+        let weights =
+            Weights::load(&gguf, &ThreadPool::new(n_threads)).with_context(|| path.display().to_string())?;
         let text = TextModel::open(&path)?;
         Ok(Loaded { weights: Arc::new(weights), name: text.name, fingerprint: text.fingerprint })
     });
@@ -320,7 +336,9 @@ pub(crate) async fn load(path: &Path, args: &EngineArgs) -> anyhow::Result<Loade
 
 pub(crate) async fn open_text(path: &Path) -> anyhow::Result<TextModel> {
     let path = path.to_owned();
-    Ok(tokio::task::spawn_blocking(move || TextModel::open(&path)).await.context("loading was interrupted")??)
+    Ok(tokio::task::spawn_blocking(move || TextModel::open(&path))
+        .await
+        .context("loading was interrupted")??)
 }
 
 fn n_threads(args: &EngineArgs) -> NonZeroUsize {
@@ -331,15 +349,19 @@ fn n_threads(args: &EngineArgs) -> NonZeroUsize {
 fn n_blocks(args: &EngineArgs, block_bytes: usize) -> anyhow::Result<u32> {
     let n_blocks = (args.kv_memory_mb as usize * (1 << 20)) / block_bytes;
     if n_blocks < 2 {
-        let message =
-            format!("--kv-memory-mb {} holds {n_blocks} KV blocks of {block_bytes} bytes: give more", args.kv_memory_mb);
+        let message = format!(
+            "--kv-memory-mb {} holds {n_blocks} KV blocks of {block_bytes} bytes: give more",
+            args.kv_memory_mb
+        );
         return Err(BadConfig(message).into());
     }
     Ok(u32::try_from(n_blocks).unwrap_or(u32::MAX))
 }
 
 fn epoch() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(1, |since| u64::try_from(since.as_nanos()).unwrap_or(u64::MAX))
+    SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .map_or(1, |since| u64::try_from(since.as_nanos()).unwrap_or(u64::MAX))
 }
 
 /// Checks what clap's types cannot.

@@ -1,11 +1,14 @@
 //! Logs, metrics and traces of the process.
 
+use std::io::IsTerminal;
+
 use anyhow::Context;
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
 use opentelemetry::trace::TracerProvider;
 use opentelemetry_otlp::WithExportConfig;
 use opentelemetry_sdk::Resource;
 use opentelemetry_sdk::trace::SdkTracerProvider;
+use tracing::level_filters::LevelFilter;
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 use tracing_subscriber::{EnvFilter, Layer};
@@ -31,10 +34,18 @@ pub fn start(args: &TelemetryArgs, service: bool) -> anyhow::Result<Telemetry> {
     let filter = args.log.as_deref().unwrap_or(if service { "info" } else { "warn" });
     let filter = EnvFilter::try_new(filter).with_context(|| format!("--log {filter} is no filter"))?;
     let traces = args.otlp_endpoint.as_deref().map(exporter).transpose()?;
-    let log = tracing_subscriber::fmt::layer().with_writer(std::io::stderr).with_target(false);
+    let log = tracing_subscriber::fmt::layer()
+        .with_writer(std::io::stderr)
+        .with_target(false)
+        .with_ansi(std::io::stderr().is_terminal());
     let log = if args.log_json { log.json().boxed() } else { log.compact().boxed() };
-    let trace = traces.as_ref().map(|traces| tracing_opentelemetry::layer().with_tracer(traces.tracer("baton")));
-    tracing_subscriber::registry().with(filter).with(log).with(trace).try_init().context("logging runs already")?;
+    // What is logged does not decide what is traced.
+    let trace = traces.as_ref().map(|traces| {
+        let layer = tracing_opentelemetry::layer().with_tracer(traces.tracer("baton"));
+        layer.with_filter(LevelFilter::INFO)
+    });
+    let registry = tracing_subscriber::registry().with(log.with_filter(filter)).with(trace);
+    registry.try_init().context("logging runs already")?;
     let metrics = PrometheusBuilder::new()
         .set_buckets_for_metric(Matcher::Suffix("_seconds".to_owned()), &BUCKETS)?
         .install_recorder()

@@ -96,7 +96,8 @@ async fn start(
         local: LocalPorts::default(),
         telemetry: telemetry.clone(),
     };
-    let (mut gateway, mut router, mut decode, mut prefill) = (Part::new(), Part::new(), Part::new(), Part::new());
+    let (mut gateway, mut router, mut decode, mut prefill) =
+        (Part::new(), Part::new(), Part::new(), Part::new());
     let mut addresses = Vec::new();
     let _ = writeln!(banner, "Baton is up with {}.", loaded.name);
     let decoders = (0..args.decode).map(|idx| (WorkerRole::Decode, idx));
@@ -104,7 +105,8 @@ async fn start(
     for (role, idx) in decoders.chain(prefillers) {
         let listener = own_port().await?;
         let address = format!("http://{}", listener.local_addr()?);
-        let worker = Worker::new(role, format!("{}-{idx}", role.name()), address.clone(), loaded, &args.engine)?;
+        let worker =
+            Worker::new(role, format!("{}-{idx}", role.name()), address.clone(), loaded, &args.engine)?;
         let _ = writeln!(
             banner,
             "  {:<10} {address}  {}, KV for {} tokens",
@@ -127,7 +129,9 @@ async fn start(
     let _ = writeln!(banner, "  {:<10} http://{api}", "gateway");
     let config = roles::gateway_config(&args.api, &args.drain, vec![router_address]);
     let (own_telemetry, shutdown) = (telemetry.clone(), gateway.shutdown.clone());
-    gateway.tasks.spawn(async move { roles::serve_gateway(config, text, listener, &own_telemetry, shutdown).await });
+    gateway
+        .tasks
+        .spawn(async move { roles::serve_gateway(config, text, listener, &own_telemetry, shutdown).await });
     Ok(Cluster { api, parts: vec![gateway, router, decode, prefill] })
 }
 
@@ -158,7 +162,11 @@ impl Cluster {
 
     /// Completes when any role ends before it is told to.
     async fn failed(&mut self) -> anyhow::Error {
-        let ended = self.parts.iter_mut().filter(|part| !part.tasks.is_empty()).map(|part| Box::pin(part.tasks.join_next()));
+        let ended = self
+            .parts
+            .iter_mut()
+            .filter(|part| !part.tasks.is_empty())
+            .map(|part| Box::pin(part.tasks.join_next()));
         let (result, ..) = futures::future::select_all(ended).await;
         match result {
             Some(Ok(Err(error))) => error.context("a role failed"),
@@ -179,7 +187,11 @@ async fn is_ready(address: &str) -> bool {
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
     let ask = async {
         let mut stream = tokio::net::TcpStream::connect(address).await?;
-        stream.write_all(format!("GET /readyz HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n").as_bytes()).await?;
+        stream
+            .write_all(
+                format!("GET /readyz HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n").as_bytes(),
+            )
+            .await?;
         let mut answer = [0; 12];
         stream.read_exact(&mut answer).await?;
         Ok::<_, std::io::Error>(answer.ends_with(b"200"))

@@ -48,7 +48,7 @@ fn a_slow_reader_keeps_blocks_in_use_and_a_lost_one_frees_them() {
     let Rig { mut exports, mut pool, arena } = rig();
     let table = pool.allocate(2).expect("room");
     let (frames, mut received) = FrameSender::new(1);
-    exports.send_cached(table.clone(), frames);
+    exports.send_cached(table, frames);
     exports.pump(&arena, &mut pool);
     assert!(exports.has_backlog());
     assert_eq!(drain(&mut received).len(), 1);

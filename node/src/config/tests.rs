@@ -13,7 +13,8 @@ fn parse_with(name: &str, file: &str, args: &[&str]) -> Result<Cli, Error> {
 
 #[test]
 fn a_flag_wins_over_the_file_and_the_file_over_the_default() {
-    let file = "log = \"debug\"\n[up]\nprefill = 3\ndecode = 4\nlisten = \"127.0.0.1:9\"\nskip_self_check = true\n";
+    let file =
+        "log = \"debug\"\n[up]\nprefill = 3\ndecode = 4\nlisten = \"127.0.0.1:9\"\nskip_self_check = true\n";
     let cli = parse_with("wins", file, &["up", "--decode", "2"]).expect("a configuration");
     assert_eq!(cli.telemetry.log.as_deref(), Some("debug"));
     let Command::Up(up) = cli.command else { panic!("up") };
@@ -23,7 +24,8 @@ fn a_flag_wins_over_the_file_and_the_file_over_the_default() {
 #[test]
 fn lists_and_required_options_may_come_from_the_file() {
     let file = "[router]\nworkers = [\"http://a:1\", \"http://b:2\"]\n";
-    let Command::Router(router) = parse_with("list", file, &["router"]).expect("a configuration").command else {
+    let Command::Router(router) = parse_with("list", file, &["router"]).expect("a configuration").command
+    else {
         panic!("router")
     };
     assert_eq!(router.workers, ["http://a:1", "http://b:2"]);
