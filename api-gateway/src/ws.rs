@@ -3,6 +3,7 @@
 //! The three run in one task. When the reader ends (the client is gone), everything else is dropped, and with the
 //! running turn's future its stream: the worker stops decoding before its next step.
 
+use std::pin::pin;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -57,10 +58,18 @@ pub(crate) async fn serve(
         opened: Instant::now(),
     };
     let lane = Lane { gateway, queue, events, running: &running, turns, latest: None };
-    let end = tokio::select! {
-        end = reader.run() => end,
-        end = write(&mut sink, outgoing, gateway.config().ping) => end,
-        end = lane.run(shutdown) => end,
+    let end = {
+        let mut writing = pin!(write(&mut sink, outgoing, gateway.config().ping));
+        let end = tokio::select! {
+            end = reader.run() => end,
+            end = &mut writing => end,
+            end = lane.run(shutdown) => end,
+        };
+        if let End::Close(..) = end {
+            // Nobody adds events any more: the writer ends after the last one, or the client does not read.
+            let _ = timeout(CLOSE_TIMEOUT, writing).await;
+        }
+        end
     };
     if let End::Close(code, reason) = end {
         let frame = CloseFrame { code, reason: Utf8Bytes::from_static(reason) };

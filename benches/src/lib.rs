@@ -1,1 +1,16 @@
-//! Placeholder.
+//! The trace replayer and what the benchmarks share with it.
+//!
+//! ```text
+//! options ─▶ trace | synth ─▶ workload ─▶ drive (pacing, client) ─▶ records ─▶ report
+//! ```
+
+pub mod client;
+pub mod drive;
+pub mod options;
+pub mod pacing;
+pub mod record;
+pub mod report;
+pub mod synth;
+pub mod text;
+pub mod trace;
+pub mod workload;

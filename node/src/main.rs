@@ -46,7 +46,15 @@ async fn run(cli: cli::Cli) -> anyhow::Result<()> {
 
 fn fail(error: &anyhow::Error, code: u8) -> ExitCode {
     use std::io::Write;
+    let mut message = error.to_string();
+    for cause in error.chain().skip(1).map(ToString::to_string) {
+        // Many errors name their cause already.
+        if !message.contains(&cause) {
+            message.push_str(": ");
+            message.push_str(&cause);
+        }
+    }
     // Without a stderr there is nobody to tell.
-    let _ = writeln!(std::io::stderr(), "baton: {error:#}");
+    let _ = writeln!(std::io::stderr(), "baton: {message}");
     ExitCode::from(code)
 }

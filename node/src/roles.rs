@@ -25,6 +25,9 @@ use crate::health::{self, Ready};
 use crate::models;
 use crate::telemetry::Telemetry;
 
+/// Signals this soon after the first one are not a second request.
+const SAME_SIGNAL: Duration = Duration::from_millis(500);
+
 /// A configuration that cannot work, found before anything was started.
 #[derive(Debug)]
 pub struct BadConfig(pub String);
@@ -110,6 +113,8 @@ pub(crate) fn shutdown_on_signal()
         stop_signal().await?;
         tracing::info!("draining; a second signal ends the process at once");
         cancelled.cancel();
+        // Some supervisors send the same signal to the process and to its group.
+        tokio::time::sleep(SAME_SIGNAL).await;
         stop_signal().await?;
         anyhow::bail!("a second signal came before everything was drained")
     };
