@@ -1,0 +1,201 @@
+//! A router and a decode worker without a model: they remember which prefixes they have seen and answer eight tokens.
+
+use std::collections::HashSet;
+use std::net::SocketAddr;
+use std::pin::Pin;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, mpsc};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use anyhow::Context;
+use futures::{Stream, StreamExt};
+use kv::BLOCK_TOKENS;
+use kv::hash::{BlockHash, HashChain, HashKey};
+use model::TextModel;
+use proto::reason::Reason;
+use proto::v1::decode_server::{Decode, DecodeServer};
+use proto::v1::generate_event::Event;
+use proto::v1::router_server::{Router, RouterServer};
+use proto::{net, v1};
+use tokio::net::TcpListener;
+use tokio_util::sync::CancellationToken;
+use tonic::{Request, Response, Status};
+
+/// Words of each answer; with the token that ends it there are eight.
+const ANSWER: &str = "one two three four five six seven";
+
+/// A running stand-in.
+#[derive(Debug)]
+pub(crate) struct StandIn {
+    pub(crate) address: SocketAddr,
+    pace: Pace,
+    thread: JoinHandle<anyhow::Result<()>>,
+}
+
+/// Microseconds between two tokens of an answer; zero sends them at once.
+#[derive(Debug, Clone, Default)]
+struct Pace(Arc<AtomicU64>);
+
+/// What both services share.
+#[derive(Debug, Clone)]
+struct Service {
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    key: HashKey,
+    worker: v1::WorkerRef,
+    model: String,
+    fingerprint: [u8; 32],
+    /// Grows by about twenty blocks a turn.
+    seen: Mutex<HashSet<BlockHash>>,
+    answer: Vec<u32>,
+    pace: Pace,
+}
+
+impl StandIn {
+    /// Serves on a port and a thread of its own until `shutdown`. `pace` is the time between two tokens.
+    pub(crate) fn start(
+        text: &TextModel,
+        pace: Duration,
+        shutdown: CancellationToken,
+    ) -> anyhow::Result<Self> {
+        let (sender, address) = mpsc::sync_channel(1);
+        let (text, pace) = (text.clone(), Pace::default());
+        let paced = pace.clone();
+        let thread = std::thread::Builder::new().name("stand-in".to_owned()).spawn(move || {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+            runtime.block_on(async {
+                let listener = TcpListener::bind("127.0.0.1:0").await?;
+                let address = listener.local_addr()?;
+                sender.send(address)?;
+                let service = Service::new(&text, address, paced);
+                let server = net::server().add_service(RouterServer::new(service.clone())).add_service(
+                    DecodeServer::new(service).max_decoding_message_size(proto::MAX_MESSAGE_BYTES),
+                );
+                let incoming = net::incoming(listener);
+                server.serve_with_incoming_shutdown(incoming, shutdown.cancelled_owned()).await?;
+                Ok(())
+            })
+        })?;
+        let address = address.recv().context("the stand-in did not start")?;
+        Ok(Self { address, pace, thread })
+    }
+
+    /// Sets the time between two tokens of later answers; zero sends them at once.
+    pub(crate) fn set_pace_us(&self, pace_us: u64) {
+        self.pace.0.store(pace_us, Ordering::Relaxed);
+    }
+
+    /// Waits for the end after `shutdown`.
+    pub(crate) fn join(self) -> anyhow::Result<()> {
+        self.thread.join().map_err(|_| anyhow::anyhow!("the stand-in panicked"))?
+    }
+}
+
+impl Service {
+    fn new(text: &TextModel, address: SocketAddr, pace: Pace) -> Self {
+        let mut answer = text.tokenizer.encode_ordinary(ANSWER);
+        answer.truncate(7);
+        answer.extend(text.tokenizer.end_of_turn_ids().first());
+        let worker =
+            v1::WorkerRef { id: "stand-in".to_owned(), address: format!("http://{address}"), epoch: 1 };
+        let shared = Shared {
+            key: HashKey::derive(&text.fingerprint, b""),
+            worker,
+            model: text.name.clone(),
+            fingerprint: text.fingerprint,
+            seen: Mutex::default(),
+            answer,
+            pace,
+        };
+        Self { shared: Arc::new(shared) }
+    }
+
+    fn knows(&self, parent: &[u8]) -> Result<Option<BlockHash>, Status> {
+        let parent =
+            BlockHash::from_wire(parent).map_err(|error| Status::invalid_argument(error.to_string()))?;
+        let seen = self.shared.seen.lock().unwrap_or_else(PoisonError::into_inner);
+        Ok((parent.is_root() || seen.contains(&parent)).then_some(parent))
+    }
+
+    /// Remembers the blocks that prompt and answer fill.
+    fn remember(&self, parent: BlockHash, prompt: &v1::Prompt) {
+        let mut chain = HashChain::after(self.shared.key, parent, prompt.parent_blocks as usize);
+        let mut blocks = chain.extend(&prompt.ids);
+        blocks.extend(chain.extend(&self.shared.answer));
+        self.shared.seen.lock().unwrap_or_else(PoisonError::into_inner).extend(blocks);
+    }
+
+    fn events(&self, prompt: &v1::Prompt) -> Vec<Event> {
+        let cached = prompt.parent_blocks * u32::try_from(BLOCK_TOKENS).expect("a block is small");
+        let computed = u32::try_from(prompt.ids.len()).unwrap_or(u32::MAX);
+        let started = v1::Started {
+            prompt_tokens: cached + computed,
+            cached_tokens: cached,
+            computed_tokens: computed,
+            decode_worker: self.shared.worker.id.clone(),
+            ..Default::default()
+        };
+        let output_tokens = u32::try_from(self.shared.answer.len()).expect("eight tokens");
+        let reason = v1::FinishReason::Stop.into();
+        let tokens = self.shared.answer.iter().map(|&id| Event::Tokens(v1::Tokens { ids: vec![id] }));
+        std::iter::once(Event::Started(started))
+            .chain(tokens)
+            .chain([Event::Finished(v1::Finished { reason, output_tokens })])
+            .collect()
+    }
+}
+
+#[tonic::async_trait]
+impl Router for Service {
+    async fn route(&self, request: Request<v1::RouteRequest>) -> Result<Response<v1::RoutePlan>, Status> {
+        let request = request.into_inner();
+        let chain_unknown = self.knows(&request.parent)?.is_none();
+        let decode = (!chain_unknown).then(|| self.shared.worker.clone());
+        let decode_cached_blocks = request.parent_blocks;
+        Ok(Response::new(v1::RoutePlan { chain_unknown, decode, decode_cached_blocks, ..Default::default() }))
+    }
+
+    async fn cluster(&self, _: Request<v1::ClusterRequest>) -> Result<Response<v1::ClusterState>, Status> {
+        let worker = &self.shared.worker;
+        let info = v1::WorkerInfo {
+            id: worker.id.clone(),
+            epoch: worker.epoch,
+            role: v1::Role::Decode.into(),
+            address: worker.address.clone(),
+            model: self.shared.model.clone(),
+            model_fingerprint: self.shared.fingerprint.to_vec().into(),
+            ..Default::default()
+        };
+        Ok(Response::new(v1::ClusterState { workers: vec![info] }))
+    }
+}
+
+#[tonic::async_trait]
+impl Decode for Service {
+    type GenerateStream = Pin<Box<dyn Stream<Item = Result<v1::GenerateEvent, Status>> + Send>>;
+
+    async fn generate(
+        &self,
+        request: Request<v1::GenerateRequest>,
+    ) -> Result<Response<Self::GenerateStream>, Status> {
+        let prompt =
+            request.into_inner().prompt.ok_or_else(|| Status::invalid_argument("a turn needs a prompt"))?;
+        let Some(parent) = self.knows(&prompt.parent)? else {
+            return Err(Reason::ParentUnknown.status("the parent was never seen here"));
+        };
+        self.remember(parent, &prompt);
+        let pace = Duration::from_micros(self.shared.pace.0.load(Ordering::Relaxed));
+        let events = futures::stream::iter(self.events(&prompt)).then(move |event| async move {
+            // Each token wakes the gateway anew, as real decoding steps do.
+            if matches!(event, Event::Tokens(_)) && !pace.is_zero() {
+                tokio::time::sleep(pace).await;
+            }
+            Ok(v1::GenerateEvent { event: Some(event) })
+        });
+        Ok(Response::new(Box::pin(events)))
+    }
+}
