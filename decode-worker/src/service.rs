@@ -3,7 +3,6 @@
 use std::num::NonZeroU32;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::time::Duration;
 
 use engine::Engine;
 use engine::job::{Error, FinishReason, Job, Prompt, SequenceId};
@@ -71,19 +70,6 @@ impl DecodeService {
         phases: Phases,
     ) -> Self {
         Self { config: Arc::new(config), engine, links, turns, phases }
-    }
-
-    /// Waits until no turn runs, at most `limit`.
-    pub(crate) async fn drained(&self, limit: Duration) {
-        let idle = async {
-            let mut tick = tokio::time::interval(Duration::from_millis(20));
-            while self.engine.live_turns() > 0 {
-                tick.tick().await;
-            }
-        };
-        if tokio::time::timeout(limit, idle).await.is_err() {
-            tracing::warn!(turns = self.engine.live_turns(), "turns are cut short: the drain period is over");
-        }
     }
 
     fn job(

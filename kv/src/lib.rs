@@ -3,6 +3,7 @@
 pub mod announce;
 pub mod geometry;
 pub mod hash;
+pub mod host;
 pub mod pool;
 pub mod port;
 pub mod transfer;

@@ -8,16 +8,12 @@ mod service;
 use std::time::Duration;
 
 use engine::Engine;
-use kv::announce::WorkerService;
-use kv::transfer::{Links, LocalPorts, Peer, TransferService};
+use kv::host::{Ending, Host};
+use kv::transfer::LocalPorts;
 use proto::v1;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
-use tokio_util::task::TaskTracker;
 use tonic::service::Routes;
-
-/// How long connections may take to close after the drain.
-const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// One prefill worker's settings.
 #[derive(Debug, Clone)]
@@ -45,56 +41,13 @@ pub async fn run(
     local: LocalPorts,
     shutdown: CancellationToken,
 ) -> Result<(), tonic::transport::Error> {
-    let tasks = TaskTracker::new();
-    let stop_serving = CancellationToken::new();
-    let own =
-        Peer { id: config.info.id.clone(), address: config.info.address.clone(), epoch: config.info.epoch };
-    let geometry = engine.geometry().clone();
-    local.add(own.id.clone(), own.epoch, engine.port());
-    let links = Links::new(own.clone(), geometry.clone(), local.clone());
-    let news = WorkerService::new(
-        config.info.clone(),
-        engine.announcer().clone(),
-        tasks.clone(),
-        stop_serving.clone(),
-    );
-    let transfer = TransferService::new(own.clone(), geometry, engine.port(), tasks.clone());
+    let host = Host::new(config.info.clone(), engine.port(), engine.geometry().clone(), local);
     let drain = config.drain;
-    let prefill = service::PrefillService::new(config, engine.clone(), links, shutdown.clone());
-    let limit = proto::MAX_MESSAGE_BYTES;
-    let routes = routes
-        .add_service(v1::prefill_server::PrefillServer::new(prefill).max_decoding_message_size(limit))
-        .add_service(v1::worker_server::WorkerServer::new(news))
-        .add_service(v1::transfer_server::TransferServer::new(transfer).max_decoding_message_size(limit));
-    let idle = engine.clone();
-    let drained = async {
-        shutdown.cancelled().await;
-        let wait = async {
-            let mut tick = tokio::time::interval(Duration::from_millis(20));
-            while idle.live_turns() > 0 {
-                tick.tick().await;
-            }
-        };
-        if tokio::time::timeout(drain, wait).await.is_err() {
-            tracing::warn!(prompts = idle.live_turns(), "prompts are cut short: the drain period is over");
-        }
-        stop_serving.cancel();
-    };
-    let serve = proto::net::server()
-        .add_routes(routes)
-        .serve_with_incoming_shutdown(proto::net::incoming(listener), drained);
-    let cut = async {
-        stop_serving.cancelled().await;
-        tokio::time::sleep(CLOSE_TIMEOUT).await;
-    };
-    let result = tokio::select! {
-        result = serve => result,
-        () = cut => Ok(()),
-    };
-    local.remove(&own.id);
-    stop_serving.cancel();
-    tasks.close();
-    tasks.wait().await;
+    let prefill = service::PrefillService::new(config, engine.clone(), host.links(), shutdown.clone());
+    let prefill =
+        v1::prefill_server::PrefillServer::new(prefill).max_decoding_message_size(proto::MAX_MESSAGE_BYTES);
+    let ending = Ending { shutdown, drain, live: || engine.live_turns() };
+    let result = host.serve(listener, routes.add_service(prefill), engine.announcer().clone(), ending).await;
     // The engine's thread ends its current step first: a few milliseconds.
     engine.stop();
     result
