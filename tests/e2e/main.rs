@@ -1,0 +1,24 @@
+//! A whole cluster inside the test's process: the roles' own `run` functions, real sockets, the real model.
+//!
+//! A module per topic. [`cluster`] starts and kills roles, [`client`] and [`http`] speak with the gateway as users do,
+//! [`plain`] is the model without a cluster, to compare with. The model file is named by `BATON_TEST_MODEL` or fetched.
+
+mod client;
+mod cluster;
+mod http;
+mod log;
+mod plain;
+
+mod bad_input;
+mod bad_input_http;
+mod crowd;
+mod equality;
+mod failures;
+mod instructions;
+mod limits;
+mod liveness;
+mod mid_turn;
+mod recovery;
+mod storage;
+mod transfer;
+mod turns;

@@ -1,0 +1,170 @@
+//! Workers die in the middle of a turn; the client gets the same answer, a little later.
+
+use std::pin::Pin;
+
+use anyhow::{Context, ensure};
+use futures::Stream;
+use proto::v1;
+use proto::v1::generate_event::Event;
+use serde_json::{Value, json};
+use tokio_stream::StreamExt;
+use tonic::{Request, Response, Status};
+
+use crate::client::{Chat, Turn, create, with};
+use crate::cluster::{Cluster, Spec, until};
+use crate::failures::Watched;
+use crate::plain::TEXT;
+
+const FIRST: &str =
+    "Hello! Please remember the word lighthouse, and tell me something nice about it in a few words.";
+const SECOND: &str = "Now think about the sea, the wind and the ships that pass the lighthouse in the night, and about the \
+    keeper who climbs the stairs each evening to light the lamp. Which word did I ask you to remember?";
+const THIRD: &str = "Thank you. And what else?";
+const LONG: usize = 48;
+
+/// No token twice, none lost, no event twice.
+fn check_seamless(turn: &Turn) {
+    for (idx, event) in turn.events.iter().enumerate() {
+        assert_eq!(event["sequence_number"], idx);
+    }
+    let count = |kind: &str| turn.kinds().iter().filter(|other| **other == kind).count();
+    assert_eq!((count("response.created"), count("response.output_item.added")), (1, 1));
+    let deltas: String = turn.events.iter().filter_map(|event| event["delta"].as_str()).collect();
+    assert_eq!(deltas, turn.text());
+}
+
+/// Runs a turn and kills its decode worker once it has said something.
+async fn kill_in_mid_stream(cluster: &mut Cluster, chat: &mut Chat, frame: &Value) -> anyhow::Result<Turn> {
+    chat.socket.send(frame).await?;
+    let mut events = chat.socket.until("response.output_text.delta").await?;
+    while events.iter().filter(|event| event["type"] == "response.output_text.delta").count() < 4 {
+        events.push(chat.socket.event().await?);
+    }
+    let busy = cluster.decode.iter_mut().find(|worker| worker.engine.live_turns() > 0);
+    busy.context("the turn runs somewhere")?.kill().await;
+    let turn = chat.socket.rest(events).await?;
+    ensure!(turn.account("resubmissions") >= 1, "it was in mid-stream: {}", turn.last());
+    check_seamless(&turn);
+    Ok(turn)
+}
+
+#[tokio::test]
+async fn a_decode_worker_dies_in_mid_stream() -> anyhow::Result<()> {
+    let mut cluster = Cluster::start(Spec::split(1, 2)).await?;
+    cluster.forgive_warnings();
+    let mut watched = Watched::open(&cluster).await?;
+    watched.say(FIRST).await?;
+    let frame = watched.chat.frame(SECOND, LONG);
+    let turn = kill_in_mid_stream(&mut cluster, &mut watched.chat, &frame).await?;
+    watched.chat.answered(&turn);
+    assert_eq!(turn.output_ids(), watched.plain.say(SECOND, LONG), "{}", turn.last());
+    watched.say(THIRD).await?;
+    Ok(())
+}
+
+#[tokio::test]
+async fn sampling_goes_on_from_the_same_seed_on_another_worker() -> anyhow::Result<()> {
+    let mut cluster = Cluster::start(Spec::aggregated(2)).await?;
+    cluster.forgive_warnings();
+    let sampled = with(
+        create("Write a very long story about a lighthouse and its keeper."),
+        json!({"temperature": 1.2, "seed": 7, "max_output_tokens": LONG, "store": false}),
+    );
+    let mut chat = Chat::open(cluster.address()).await?;
+    let undisturbed = chat.socket.turn(&sampled).await?;
+    undisturbed.expect_answer();
+    ensure!(undisturbed.output_ids().len() > 20, "long enough to be disturbed: {}", undisturbed.last());
+    let turn = kill_in_mid_stream(&mut cluster, &mut chat, &sampled).await?;
+    assert_eq!(turn.output_ids(), undisturbed.output_ids());
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_prefill_worker_dies_while_it_prefills() -> anyhow::Result<()> {
+    let mut cluster = Cluster::start(Spec::split(1, 1)).await?;
+    cluster.forgive_warnings();
+    let mut watched = Watched::open(&cluster).await?;
+    let long = SECOND.repeat(8);
+    watched.chat.socket.send(&watched.chat.frame(&long, 12)).await?;
+    until("the prompt is handed to the prefill worker", async || cluster.prefill[0].engine.live_turns() > 0)
+        .await;
+    cluster.prefill[0].kill().await;
+    let turn = watched.chat.socket.rest(Vec::new()).await?;
+    watched.chat.answered(&turn);
+    check_seamless(&turn);
+    assert_eq!((turn.worker("prefill_worker"), turn.account("resubmissions")), ("", 0), "{}", turn.last());
+    watched.check(&turn, &long, 12);
+    watched.say(THIRD).await?;
+    Ok(())
+}
+
+/// A decode worker that says all it was asked for and dies before it says that this was all.
+struct LastWordless {
+    info: v1::WorkerInfo,
+    says: Vec<u32>,
+}
+
+type Events<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
+
+#[tonic::async_trait]
+impl v1::worker_server::Worker for LastWordless {
+    type WatchStream = Events<v1::WorkerEvent>;
+
+    async fn describe(&self, _: Request<v1::DescribeRequest>) -> Result<Response<v1::WorkerInfo>, Status> {
+        Ok(Response::new(self.info.clone()))
+    }
+
+    async fn watch(&self, _: Request<v1::WatchRequest>) -> Result<Response<Self::WatchStream>, Status> {
+        let snapshot = v1::Snapshot { info: Some(self.info.clone()), last: true, ..Default::default() };
+        let event = v1::WorkerEvent { number: 1, event: Some(v1::worker_event::Event::Snapshot(snapshot)) };
+        Ok(Response::new(Box::pin(tokio_stream::once(Ok(event)).chain(tokio_stream::pending()))))
+    }
+}
+
+#[tonic::async_trait]
+impl v1::decode_server::Decode for LastWordless {
+    type GenerateStream = Events<v1::GenerateEvent>;
+
+    async fn generate(
+        &self,
+        request: Request<v1::GenerateRequest>,
+    ) -> Result<Response<Self::GenerateStream>, Status> {
+        let limit = request.into_inner().max_output_tokens as usize;
+        let ids = self.says.iter().copied().take(limit).collect();
+        let started =
+            Event::Started(v1::Started { decode_worker: self.info.id.clone(), ..Default::default() });
+        let event = |event| Ok(v1::GenerateEvent { event: Some(event) });
+        let events = [
+            event(started),
+            event(Event::Tokens(v1::Tokens { ids })),
+            Err(Status::unavailable("died before its last word")),
+        ];
+        Ok(Response::new(Box::pin(tokio_stream::iter(events))))
+    }
+}
+
+#[tokio::test]
+async fn a_worker_that_dies_after_the_last_token_owes_nothing() -> anyhow::Result<()> {
+    let end = TEXT.tokenizer.end_of_turn_ids()[0];
+    let mut says = TEXT.tokenizer.encode_ordinary("All is well.");
+    let n_words = says.len();
+    says.push(end);
+    let mut cluster = Cluster::start_with(Spec::aggregated(0), |info| {
+        let (decode, worker) =
+            (LastWordless { info: info.clone(), says: says.clone() }, LastWordless { info, says });
+        let routes = tonic::service::Routes::new(v1::decode_server::DecodeServer::new(decode));
+        routes.add_service(v1::worker_server::WorkerServer::new(worker))
+    })
+    .await?;
+    cluster.forgive_warnings();
+    let mut chat = Chat::open(cluster.address()).await?;
+    for (limit, terminal, n_output) in
+        [(100, "response.completed", n_words + 1), (n_words, "response.incomplete", n_words)]
+    {
+        let turn = chat.socket.turn(&with(create("Hello"), json!({"max_output_tokens": limit}))).await?;
+        assert_eq!((turn.end(), turn.text()), (terminal, "All is well."), "{}", turn.last());
+        assert_eq!(turn.output_ids().len(), n_output);
+        check_seamless(&turn);
+    }
+    Ok(())
+}
