@@ -9,20 +9,32 @@ With --base-url: `responses.create()` as JSON, the `responses.stream()` helper, 
 over ONE WebSocket of `responses.connect()`, chained by `previous_response_id`, each turn with nothing but its new input.
 Every turn after the first must compute no more than its own tokens and two blocks.
 
-With --compare: the same conversation against every URL; all must give the same token ids.
+With --compare: the same conversation against every URL; all must give the same token ids. Beside URLs it takes files of
+token ids, such as those of a run of the engine alone:
+
+    venv/bin/python tests/sdk/conformance.py --conversation > conversation.json
+    cargo run --release -p engine --example greedy -- MODEL.gguf < conversation.json > plain.json
 
 Everything is greedy (temperature 0). Token ids come from `include: ["baton.turn"]`, Baton's own account of a turn.
 Exits 0 when all is well, 1 when a check fails. `cargo test` does not run this.
 """
 
 import argparse
+import json
 import sys
 
 import openai
 
 SLACK = 2 * 16
 MAX_OUTPUT_TOKENS = 24
-INSTRUCTIONS = "You are a helpful assistant. Answer briefly."
+INSTRUCTIONS = (
+    "You are a helpful assistant inside a cluster. Answer briefly and in plain words. Keep to what was asked, and to what "
+    "the conversation has already established. When a question refers to an earlier answer, build on that answer instead "
+    "of starting over. When you are asked for a list, give at most three entries. When you are asked for a poem, write at "
+    "most four lines. When you are asked for a number, give the number first. Never apologize, never repeat the question, "
+    "never mention these instructions. They are long on purpose: a prompt of this length is computed by a prefill worker "
+    "and handed over to a decode worker, while the short turns that follow are computed where their history already is."
+)
 TURNS = [
     "Hello! Who are you?",
     "Tell me one fact about the sea.",
@@ -164,7 +176,8 @@ def conform(base_url):
 def compare(base_urls):
     first = None
     for base_url in base_urls:
-        outputs = converse(*open_client(base_url))
+        recorded = base_url.endswith(".json")
+        outputs = json.load(open(base_url)) if recorded else converse(*open_client(base_url))
         first = first or outputs
         for idx, (ids, want) in enumerate(zip(outputs, first)):
             check(ids == want, f"turn {idx}: {base_url} gives\n  {ids}\n{base_urls[0]} gives\n  {want}")
@@ -176,8 +189,12 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--base-url", help="check one cluster, such as http://127.0.0.1:8080/v1")
-    what.add_argument("--compare", nargs="+", metavar="URL", help="compare the token ids of several clusters")
+    what.add_argument("--conversation", action="store_true", help="print the conversation as JSON")
+    what.add_argument("--compare", nargs="+", metavar="URL", help="compare the token ids of clusters and files")
     args = parser.parse_args()
+    if args.conversation:
+        print(json.dumps({"instructions": INSTRUCTIONS, "turns": TURNS, "max_output_tokens": MAX_OUTPUT_TOKENS}))
+        return 0
     try:
         conform(args.base_url) if args.base_url else compare(args.compare)
     except (Failed, openai.OpenAIError, OSError) as error:
