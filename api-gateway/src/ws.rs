@@ -144,7 +144,11 @@ impl Reader<'_> {
                     "binary frames are not understood: send JSON as text",
                 )),
                 Message::Ping(_) | Message::Pong(_) => Ok(()),
-                Message::Close(_) => return End::Client,
+                Message::Close(_) => {
+                    // The answer goes out while the stream is polled to its end.
+                    let _ = timeout(CLOSE_TIMEOUT, self.stream.next()).await;
+                    return End::Client;
+                }
             };
             if let Err(error) = result
                 && self.events.try_send(refused(&error)).is_err()
