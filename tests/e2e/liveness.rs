@@ -6,9 +6,11 @@ use anyhow::{bail, ensure};
 use bytes::Bytes;
 use serde_json::{Value, json};
 use tokio_tungstenite::tungstenite::Message;
+use tokio_tungstenite::tungstenite::protocol::CloseFrame;
+use tokio_tungstenite::tungstenite::protocol::frame::coding::CloseCode;
 
 use crate::client::{Frame, Socket, create, with};
-use crate::cluster::{Cluster, Spec};
+use crate::cluster::{Cluster, Spec, until};
 
 fn long_prompt() -> Value {
     let facts =
@@ -93,5 +95,28 @@ async fn the_server_pings_an_idle_socket_and_closes_a_silent_one() -> anyhow::Re
         Ok(other) => bail!("{other:?}"),
         Err(_) => {}
     }
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_close_is_answered_with_a_close() -> anyhow::Result<()> {
+    let cluster = Cluster::start(Spec::aggregated(1)).await?;
+    for busy in [false, true] {
+        let mut socket = Socket::open(cluster.address()).await?;
+        if busy {
+            socket.send(&with(create("Write a long story."), json!({"max_output_tokens": 400}))).await?;
+            socket.until("response.output_text.delta").await?;
+        }
+        let frame = CloseFrame { code: CloseCode::Normal, reason: "done".into() };
+        socket.send_message(Message::Close(Some(frame))).await?;
+        let code = loop {
+            match socket.next().await? {
+                Frame::Event(_) | Frame::Pong(_) => {}
+                Frame::Closed(code) => break code,
+            }
+        };
+        assert_eq!(code, Some(1000), "busy: {busy}");
+    }
+    until("nothing runs for a closed socket", async || cluster.live_turns() == 0).await;
     Ok(())
 }
