@@ -277,6 +277,7 @@ impl<'a> Run<'a> {
             prefill: plan.prefill.clone(),
             source: plan.source.clone(),
             source_blocks: plan.source_blocks,
+            prefill_cached_blocks: plan.prefill_cached_blocks,
         }
     }
 

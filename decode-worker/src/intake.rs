@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use bytes::Bytes;
 use engine::Engine;
 use engine::job::{Admitted, Fill, SequenceId};
 use kv::transfer::{Links, Peer, Pull};
@@ -108,11 +109,7 @@ impl Intake<'_> {
         let reply = tokio::time::timeout(deadline, async {
             match client.prefill(trace::request(request.clone())).await {
                 Err(status) if Reason::of(&status) == Some(Reason::ParentUnknown) => {
-                    if let Some(prompt) = &mut request.prompt {
-                        prompt.parent.clear();
-                        prompt.parent_blocks = 0;
-                        prompt.ids.clone_from(&self.admitted.ids);
-                    }
+                    request.prompt = self.prompt_after(0);
                     client.prefill(trace::request(request)).await
                 }
                 result => result,
@@ -130,6 +127,17 @@ impl Intake<'_> {
         Ok((received, reply.first_token))
     }
 
+    /// The prompt from the block on that the prefill worker holds no more.
+    fn prompt_after(&self, n_blocks: usize) -> Option<v1::Prompt> {
+        let mut prompt = self.request.prompt.clone()?;
+        let n_blocks = n_blocks.min(self.admitted.hashes.len());
+        let parent = n_blocks.checked_sub(1).map(|idx| self.admitted.hashes[idx]);
+        prompt.parent = parent.map_or_else(Bytes::new, |hash| Bytes::copy_from_slice(hash.as_bytes()));
+        prompt.parent_blocks = u32::try_from(n_blocks).unwrap_or(u32::MAX);
+        prompt.ids = self.admitted.ids[n_blocks * kv::BLOCK_TOKENS..].to_vec();
+        Some(prompt)
+    }
+
     fn prefill_request(&self, source: Option<&(v1::WorkerRef, u32)>) -> v1::PrefillRequest {
         let narrow = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
         let grant = v1::Grant {
@@ -142,7 +150,7 @@ impl Intake<'_> {
         v1::PrefillRequest {
             conversation: self.request.conversation.clone(),
             turn: self.request.turn,
-            prompt: self.request.prompt.clone(),
+            prompt: self.prompt_after(self.request.prefill_cached_blocks as usize),
             sampling: self.request.sampling,
             grant: Some(grant),
             source: source.map(|(source, _)| source.clone()),

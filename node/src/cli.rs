@@ -152,7 +152,7 @@ pub struct PlanArgs {
     #[arg(long, env = "BATON_LOCAL_PREFILL_TOKENS", value_name = "N", default_value_t = 128)]
     pub local_prefill_tokens: u32,
     /// Assumed fixed cost of a handover, in microseconds
-    #[arg(long, env = "BATON_HANDOVER_US", value_name = "US", default_value_t = 2_000.0)]
+    #[arg(long, env = "BATON_HANDOVER_US", value_name = "US", default_value_t = 10_000.0)]
     pub handover_us: f64,
     /// Assumed cost of moving one KV block, in microseconds
     #[arg(long, env = "BATON_BLOCK_US", value_name = "US", default_value_t = 100.0)]

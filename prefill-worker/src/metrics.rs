@@ -1,6 +1,6 @@
 //! Names of the prefill worker's metrics. Every one carries the label `worker`.
 
-/// Prompts that ended, by `outcome`: finished, failed.
+/// Prompts that ended, by `outcome`: finished, failed, parent_unknown (the whole prompt follows).
 pub const PROMPTS: &str = "baton_prefill_prompts_total";
 /// From the request to the last acknowledged block.
 pub const PROMPT_SECONDS: &str = "baton_prefill_prompt_seconds";

@@ -38,7 +38,11 @@ impl PrefillService {
         let worker = self.config.info.id.clone();
         let began = Instant::now();
         let result = handover::run(&self.engine, &self.links, order, self.config.pull_deadline).await;
-        let outcome = if result.is_ok() { "finished" } else { "failed" };
+        let outcome = match &result {
+            Ok(_) => "finished",
+            Err(Failure::Engine(Error::ParentUnknown)) => "parent_unknown",
+            Err(_) => "failed",
+        };
         metrics::counter!(crate::metrics::PROMPTS, "worker" => worker.clone(), "outcome" => outcome)
             .increment(1);
         let done = result.map_err(|failure| status(&failure))?;

@@ -19,7 +19,7 @@ pub struct Costs {
 
 impl Default for Costs {
     fn default() -> Self {
-        Self { local_prefill_tokens: 128, handover_us: 2_000.0, block_us: 100.0 }
+        Self { local_prefill_tokens: 128, handover_us: 10_000.0, block_us: 100.0 }
     }
 }
 

@@ -70,6 +70,11 @@ def settings(model):
     }
 
 
+def whole(model):
+    """Settings for an answer that ends by itself: the `stream()` helper takes no other."""
+    return settings(model) | {"max_output_tokens": 400}
+
+
 def account(response):
     baton = response.model_extra.get("baton")
     check(baton, f"no account of the turn in {response.id}: is this Baton?")
@@ -88,7 +93,7 @@ def check_response(response):
 
 
 def check_json(client, model):
-    response = client.responses.create(input=TURNS[0], **settings(model))
+    response = client.responses.create(input=TURNS[0], **whole(model))
     ids = check_response(response)
     check(response.output_text, "the answer has text")
     print(f"json       ok  {response.output_text!r}")
@@ -97,7 +102,7 @@ def check_json(client, model):
 
 def check_stream(client, model, want):
     kinds = []
-    with client.responses.stream(input=TURNS[0], **settings(model)) as stream:
+    with client.responses.stream(input=TURNS[0], **whole(model)) as stream:
         for event in stream:
             kinds.append(event.type)
         response = stream.get_final_response()
