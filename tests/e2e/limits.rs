@@ -49,6 +49,36 @@ async fn an_old_connection_takes_no_create_and_says_why() -> anyhow::Result<()> 
 }
 
 #[tokio::test]
+async fn a_client_that_does_not_read_loses_its_turn_and_nobody_elses() -> anyhow::Result<()> {
+    // Large events in quick succession fill all buffers on the way within seconds.
+    let heartbeat = Duration::from_millis(1);
+    let slow_reader = Duration::from_millis(200);
+    let api = api_gateway::Config { heartbeat, slow_reader, ..api_gateway::Config::default() };
+    let cluster = Cluster::start(Spec { api, n_blocks: 400, ..Spec::aggregated(1) }).await?;
+    let pairs =
+        (0..16).map(|idx| (idx.to_string(), json!("x".repeat(512)))).collect::<serde_json::Map<_, _>>();
+    let endless =
+        with(create("Write a very long story."), json!({"metadata": pairs, "max_output_tokens": 6000}));
+    let mut slow = Socket::open(cluster.address()).await?;
+    slow.send(&endless).await?;
+    until("its turn runs", async || cluster.live_turns() == 1).await;
+    let mut other = Socket::open(cluster.address()).await?;
+    other.turn(&create("Hello")).await?.expect_answer();
+    until("its turn is cancelled", async || cluster.live_turns() == 0).await;
+    other.turn(&create("Hello")).await?.expect_answer();
+    let end = loop {
+        match slow.next().await {
+            Ok(Frame::Closed(code)) => break code,
+            Ok(Frame::Event(event)) => ensure!(event["type"] != "response.incomplete", "it ran to its end"),
+            Ok(Frame::Pong(_)) => {}
+            Err(_) => break None,
+        }
+    };
+    ensure!(end.is_none_or(|code| code == 1008), "closed with {end:?}");
+    Ok(())
+}
+
+#[tokio::test]
 async fn a_draining_gateway_finishes_turns_and_says_goodbye() -> anyhow::Result<()> {
     let cluster = Cluster::start(Spec::aggregated(1)).await?;
     let mut idle = Socket::open(cluster.address()).await?;
