@@ -329,8 +329,8 @@ impl Steps {
 
     fn finish(&mut self, idx: usize, reason: Option<FinishReason>) {
         let mut sequence = self.scheduler.remove(idx);
-        // Reusable from now on: routers hear of it before the client can ask for more.
-        self.announcer.publish_changes(&self.scheduler.pool.take_changes());
+        // Blocks to reuse and a place that is free: routers hear of both before the client can ask for more.
+        self.publish(true);
         if let Some(reason) = reason {
             sequence.tell(Event::Finished(reason));
         }

@@ -35,6 +35,7 @@ INSTRUCTIONS = (
     "never mention these instructions. They are long on purpose: a prompt of this length is computed by a prefill worker "
     "and handed over to a decode worker, while the short turns that follow are computed where their history already is."
 )
+QUESTION = "What is the capital of France?"
 TURNS = [
     "Hello! Who are you?",
     "Tell me one fact about the sea.",
@@ -72,7 +73,7 @@ def settings(model):
 
 def whole(model):
     """Settings for an answer that ends by itself: the `stream()` helper takes no other."""
-    return settings(model) | {"max_output_tokens": 400}
+    return settings(model) | {"max_output_tokens": 100, "instructions": "You are a helpful assistant."}
 
 
 def account(response):
@@ -93,7 +94,7 @@ def check_response(response):
 
 
 def check_json(client, model):
-    response = client.responses.create(input=TURNS[0], **whole(model))
+    response = client.responses.create(input=QUESTION, **whole(model))
     ids = check_response(response)
     check(response.output_text, "the answer has text")
     print(f"json       ok  {response.output_text!r}")
@@ -102,7 +103,7 @@ def check_json(client, model):
 
 def check_stream(client, model, want):
     kinds = []
-    with client.responses.stream(input=TURNS[0], **whole(model)) as stream:
+    with client.responses.stream(input=QUESTION, **whole(model)) as stream:
         for event in stream:
             kinds.append(event.type)
         response = stream.get_final_response()
