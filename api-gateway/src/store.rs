@@ -43,7 +43,7 @@ struct Order {
 /// The store of one gateway. Cheap to clone.
 #[derive(Debug, Clone)]
 pub(crate) struct Store {
-    by_id: Arc<DashMap<String, Arc<Stored>>>,
+    by_id: Arc<DashMap<String, (Arc<Stored>, Instant)>>,
     order: Arc<Mutex<Order>>,
     limits: StoreLimits,
 }
@@ -54,7 +54,9 @@ impl Store {
     }
 
     pub(crate) fn get(&self, id: &str) -> Option<Arc<Stored>> {
-        self.by_id.get(id).map(|stored| Arc::clone(&stored))
+        let entry = self.by_id.get(id)?;
+        let (stored, since) = &*entry;
+        (since.elapsed() <= self.limits.ttl).then(|| Arc::clone(stored))
     }
 
     /// Keeps a response whose own part of the log is `n_tokens` long.
@@ -63,7 +65,7 @@ impl Store {
         let mut order = self.order.lock().unwrap_or_else(PoisonError::into_inner);
         order.queue.push_back((stored.id.clone(), now, n_tokens));
         order.n_tokens += n_tokens;
-        self.by_id.insert(stored.id.clone(), stored);
+        self.by_id.insert(stored.id.clone(), (stored, now));
         while let Some((id, since, n_tokens)) = order.queue.front() {
             let keep = order.queue.len() <= self.limits.max_responses
                 && order.n_tokens <= self.limits.max_tokens

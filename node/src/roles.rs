@@ -63,10 +63,12 @@ impl WorkerRole {
     }
 }
 
-/// A model in memory, shared by all workers of the process.
+/// A model in memory and the threads that run it, shared by all workers of the process.
 #[derive(Debug, Clone)]
 pub struct Loaded {
     pub(crate) weights: Arc<Weights>,
+    /// One pool: the engines' parallel regions take turns on the cores instead of fighting for them.
+    threads: Arc<ThreadPool>,
     pub(crate) name: String,
     pub(crate) fingerprint: [u8; 32],
 }
@@ -254,9 +256,10 @@ impl Worker {
         loaded: &Loaded,
         args: &EngineArgs,
     ) -> anyhow::Result<Self> {
+        let threads = Arc::clone(&loaded.threads);
+        let n_threads = threads.n_threads();
         let geometry = loaded.weights.shape().kv_geometry();
         let n_blocks = n_blocks(args, geometry.bytes_per_block())?;
-        let n_threads = n_threads(args);
         let step_tokens = if args.step_tokens == 0 { role.step_tokens() } else { args.step_tokens };
         let config = EngineConfig {
             n_blocks,
@@ -264,7 +267,6 @@ impl Worker {
             max_running: step_tokens,
             max_turns: args.max_worker_turns,
         };
-        let threads = Arc::new(ThreadPool::new(n_threads));
         let engine = Engine::start(Arc::clone(&loaded.weights), threads, loaded.fingerprint, config, &id)?;
         let narrow = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
         let info = v1::WorkerInfo {
@@ -328,10 +330,11 @@ pub(crate) async fn load(path: &Path, args: &EngineArgs) -> anyhow::Result<Loade
     let began = Instant::now();
     let loading = tokio::task::spawn_blocking(move || -> anyhow::Result<Loaded> {
         let gguf = Gguf::open(&path).with_context(|| path.display().to_string())?;
-        let weights =
-            Weights::load(&gguf, &ThreadPool::new(n_threads)).with_context(|| path.display().to_string())?;
+        let threads = Arc::new(ThreadPool::new(n_threads));
+        let weights = Weights::load(&gguf, &threads).with_context(|| path.display().to_string())?;
         let text = TextModel::open(&path)?;
-        Ok(Loaded { weights: Arc::new(weights), name: text.name, fingerprint: text.fingerprint })
+        let (weights, name) = (Arc::new(weights), text.name);
+        Ok(Loaded { weights, threads, name, fingerprint: text.fingerprint })
     });
     let loaded = loading.await.context("loading the model was interrupted")??;
     let mb = loaded.weights.n_bytes() / 1_000_000;
