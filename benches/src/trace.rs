@@ -22,7 +22,7 @@ const MAX_LINE_BYTES: u64 = 64 << 20;
 /// Why a trace cannot be replayed.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    #[error("cannot read {}: {source}", path.display())]
+    #[error("cannot read {}", path.display())]
     Io { path: PathBuf, source: io::Error },
     #[error("{}, line {line}: {problem}", path.display())]
     Line { path: PathBuf, line: usize, problem: String },

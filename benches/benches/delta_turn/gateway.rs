@@ -1,7 +1,6 @@
-//! A real gateway on a thread of its own, and what the kernel and its own counters say about it.
+//! A real gateway on threads of its own, and what the kernel and its own counters say about it.
 
 use std::net::SocketAddr;
-use std::path::{Path, PathBuf};
 use std::sync::mpsc;
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -13,12 +12,16 @@ use model::TextModel;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
-/// A running gateway whose every async task runs on one thread.
+/// By this name the kernel's books tell the gateway's threads from others.
+const THREAD_NAME: &str = "gateway";
+/// Helper threads must not end during a run: their time would vanish from the books.
+const KEEP_ALIVE: Duration = Duration::from_secs(3600);
+
+/// A running gateway: all its async tasks run on one thread, blocking work on helpers.
 #[derive(Debug)]
 pub(crate) struct Gateway {
     pub(crate) address: SocketAddr,
     readiness: Readiness,
-    schedstat: PathBuf,
     metrics: PrometheusHandle,
     thread: JoinHandle<anyhow::Result<()>>,
 }
@@ -45,23 +48,24 @@ impl Gateway {
         let readiness = Readiness::default();
         let ready = readiness.clone();
         let config = Config { routers: vec![format!("http://{router}")], ..Default::default() };
-        let thread = std::thread::Builder::new().name("gateway".to_owned()).spawn(move || {
-            let own =
-                std::fs::read_link("/proc/thread-self").context("the CPU time of a thread needs /proc")?;
-            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        let thread = std::thread::Builder::new().name(THREAD_NAME.to_owned()).spawn(move || {
+            let runtime = tokio::runtime::Builder::new_current_thread()
+                .enable_all()
+                .thread_name(THREAD_NAME)
+                .thread_keep_alive(KEEP_ALIVE)
+                .build()?;
             runtime.block_on(async {
                 let listener = TcpListener::bind("127.0.0.1:0").await?;
-                sender.send((listener.local_addr()?, own))?;
+                sender.send(listener.local_addr()?)?;
                 api_gateway::run(config, text, listener, axum::Router::new(), ready, shutdown).await?;
                 Ok(())
             })
         })?;
-        let Ok((address, own)) = started.recv() else {
+        let Ok(address) = started.recv() else {
             thread.join().map_err(|_| anyhow::anyhow!("the gateway panicked"))??;
             anyhow::bail!("the gateway did not start");
         };
-        let schedstat = Path::new("/proc").join(own).join("schedstat");
-        Ok(Self { address, readiness, schedstat, metrics, thread })
+        Ok(Self { address, readiness, metrics, thread })
     }
 
     /// Waits until turns can be served.
@@ -77,11 +81,9 @@ impl Gateway {
 
     /// CPU time and counters. The gateway must be asleep: the kernel books running time only now and then.
     pub(crate) fn read(&self) -> anyhow::Result<Reading> {
-        let schedstat = std::fs::read_to_string(&self.schedstat)?;
-        let ns = schedstat.split(' ').next().and_then(|field| field.parse().ok()).context("odd schedstat")?;
         let rendered = self.metrics.render();
         Ok(Reading {
-            cpu: Duration::from_nanos(ns),
+            cpu: cpu_time()?,
             tokenized_tokens: counter(&rendered, api_gateway::metrics::TOKENIZED_TOKENS),
             worker_bytes: counter(&rendered, api_gateway::metrics::WORKER_BYTES_OUT),
             full_prompts: counter(&rendered, api_gateway::metrics::FULL_PROMPTS),
@@ -93,6 +95,20 @@ impl Gateway {
     pub(crate) fn join(self) -> anyhow::Result<()> {
         self.thread.join().map_err(|_| anyhow::anyhow!("the gateway panicked"))?
     }
+}
+
+/// CPU time of all threads of the gateway.
+fn cpu_time() -> anyhow::Result<Duration> {
+    let mut total_ns = 0;
+    for task in std::fs::read_dir("/proc/self/task").context("the CPU time of a thread needs /proc")? {
+        let task = task?.path();
+        if std::fs::read_to_string(task.join("comm"))?.trim_end() == THREAD_NAME {
+            let schedstat = std::fs::read_to_string(task.join("schedstat"))?;
+            let ns = schedstat.split(' ').next().and_then(|field| field.parse::<u64>().ok());
+            total_ns += ns.context("odd schedstat")?;
+        }
+    }
+    Ok(Duration::from_nanos(total_ns))
 }
 
 /// A counter's value in Prometheus' text format; zero before its first increment.

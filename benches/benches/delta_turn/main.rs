@@ -1,7 +1,7 @@
 //! The gateway's CPU time, tokenized tokens and bytes of one turn that adds 1 KB to histories of 1, 32 and 256 KB.
 //!
 //! ```text
-//! client (main thread) ──WebSocket──▶ gateway (one thread, measured) ──gRPC──▶ stand-in router and worker (a thread)
+//! client (main thread) ──WebSocket──▶ gateway (own threads, measured) ──gRPC──▶ stand-in router and worker (a thread)
 //! ```
 //! Answers have eight tokens, each a message of its own. They come all at once, which shows what a turn costs, or one by
 //! one, which adds the wake-ups of real decoding. Every measured turn continues the same response, so the history keeps its size. The three sizes take turns in

@@ -56,12 +56,8 @@ struct Shared {
 }
 
 impl StandIn {
-    /// Serves on a port and a thread of its own until `shutdown`. `pace` is the time between two tokens.
-    pub(crate) fn start(
-        text: &TextModel,
-        pace: Duration,
-        shutdown: CancellationToken,
-    ) -> anyhow::Result<Self> {
+    /// Serves on a port and a thread of its own until `shutdown`.
+    pub(crate) fn start(text: &TextModel, shutdown: CancellationToken) -> anyhow::Result<Self> {
         let (sender, address) = mpsc::sync_channel(1);
         let (text, pace) = (text.clone(), Pace::default());
         let paced = pace.clone();
