@@ -31,6 +31,8 @@ use crate::ws;
 
 /// Events an SSE reader may leave unread.
 const EVENTS_IN_FLIGHT: usize = 256;
+/// Allocated for each connection; a turn's delta usually fits.
+const READ_BUFFER_BYTES: usize = 16 << 10;
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
 #[derive(Debug, Clone)]
@@ -89,7 +91,7 @@ async fn upgrade(
         return ApiError::overloaded("all connections are taken: try again shortly").into_response();
     };
     let limit = app.gateway.config().max_request_bytes;
-    upgrade.max_message_size(limit).max_frame_size(limit).on_upgrade(move |socket| async move {
+    upgrade.read_buffer_size(READ_BUFFER_BYTES).max_message_size(limit).max_frame_size(limit).on_upgrade(move |socket| async move {
         let _place = place;
         metrics::gauge!(names::CONNECTIONS).increment(1.0);
         ws::serve(&app.gateway, socket, &app.turns, &app.shutdown).await;
