@@ -91,7 +91,8 @@ async fn upgrade(
         return ApiError::overloaded("all connections are taken: try again shortly").into_response();
     };
     let limit = app.gateway.config().max_request_bytes;
-    upgrade.read_buffer_size(READ_BUFFER_BYTES).max_message_size(limit).max_frame_size(limit).on_upgrade(move |socket| async move {
+    let upgrade = upgrade.read_buffer_size(READ_BUFFER_BYTES).max_message_size(limit).max_frame_size(limit);
+    upgrade.on_upgrade(move |socket| async move {
         let _place = place;
         metrics::gauge!(names::CONNECTIONS).increment(1.0);
         ws::serve(&app.gateway, socket, &app.turns, &app.shutdown).await;
