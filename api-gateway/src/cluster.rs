@@ -129,11 +129,12 @@ impl ClusterClient {
                 match self.ask(router, &request).await {
                     Ok(plan) if plan.chain_unknown => {
                         request = query.request(0);
-                        let plan = self.ask(router, &request).await?;
-                        if !plan.chain_unknown {
-                            return Ok(plan);
+                        match self.ask(router, &request).await {
+                            Ok(plan) if !plan.chain_unknown => return Ok(plan),
+                            Ok(_) => last = Status::internal("the router does not take the whole chain"),
+                            Err(status) if is_retryable(&status) => last = status,
+                            Err(status) => return Err(status),
                         }
-                        last = Status::internal("the router does not take the whole chain");
                     }
                     Ok(plan) => return Ok(plan),
                     Err(status) if is_retryable(&status) => last = status,

@@ -191,8 +191,11 @@ impl<'a> Emitter<'a> {
     }
 
     async fn response_event(&mut self, kind: &'static str, phase: &Phase<'_>) -> Result<(), ApiError> {
-        let number = self.next_number();
-        self.send(|this| Event::response(kind, number, &this.view(phase))).await
+        // Counted once it is sent: a heartbeat may be dropped while it waits.
+        let number = self.sequence_number;
+        self.send(|this| Event::response(kind, number, &this.view(phase))).await?;
+        self.sequence_number += 1;
+        Ok(())
     }
 
     fn next_number(&mut self) -> u64 {

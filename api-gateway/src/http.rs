@@ -1,7 +1,6 @@
 //! The HTTP surface: upgrades, `POST /v1/responses` as JSON or SSE, the model list, and errors as JSON everywhere.
 
 use std::convert::Infallible;
-use std::future::pending;
 use std::sync::Arc;
 
 use axum::Router;
@@ -20,6 +19,7 @@ use serde::Serialize;
 use tokio::sync::{Semaphore, mpsc, oneshot};
 use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
 
 use crate::emit::{EventSink, new_id};
 use crate::error::ApiError;
@@ -40,15 +40,17 @@ struct App {
     gateway: Gateway,
     connections: Arc<Semaphore>,
     turns: Arc<Semaphore>,
+    tasks: TaskTracker,
     shutdown: CancellationToken,
 }
 
 /// All of the API's routes.
-pub(crate) fn routes(gateway: Gateway, shutdown: CancellationToken) -> Router {
+pub(crate) fn routes(gateway: Gateway, tasks: TaskTracker, shutdown: CancellationToken) -> Router {
     let config = gateway.config();
     let app = App {
         connections: Arc::new(Semaphore::new(config.max_connections)),
         turns: Arc::new(Semaphore::new(config.max_turns)),
+        tasks,
         shutdown,
         gateway: gateway.clone(),
     };
@@ -92,8 +94,10 @@ async fn upgrade(
     };
     let limit = app.gateway.config().max_request_bytes;
     let upgrade = upgrade.read_buffer_size(READ_BUFFER_BYTES).max_message_size(limit).max_frame_size(limit);
+    // The server forgets a connection once it is upgraded; the drain must not.
+    let tracked = app.tasks.token();
     upgrade.on_upgrade(move |socket| async move {
-        let _place = place;
+        let (_place, _tracked) = (place, tracked);
         metrics::gauge!(names::CONNECTIONS).increment(1.0);
         ws::serve(&app.gateway, socket, &app.turns, &app.shutdown).await;
         metrics::gauge!(names::CONNECTIONS).decrement(1.0);
@@ -124,7 +128,8 @@ fn origin() -> Origin {
 
 async fn json(app: App, create: Create) -> Result<Response, ApiError> {
     let _place = app.turns.try_acquire().map_err(|_| all_turns_taken())?;
-    let ended = run_turn(&app.gateway, create, origin(), EventSink::Discard, pending()).await?;
+    let ended =
+        run_turn(&app.gateway, create, origin(), EventSink::Discard, &CancellationToken::new()).await?;
     metrics::counter!(names::CLIENT_BYTES_OUT).increment(ended.response.len() as u64);
     Ok(([(header::CONTENT_TYPE, "application/json")], ended.response).into_response())
 }
@@ -134,50 +139,35 @@ async fn sse(app: App, create: Create) -> Result<Response, ApiError> {
     let place = Arc::clone(&app.turns).try_acquire_owned().map_err(|_| all_turns_taken())?;
     let (sender, mut events) = mpsc::channel(EVENTS_IN_FLIGHT);
     let (refused, refusal) = oneshot::channel();
-    // The turn runs inside the body's stream: when the client goes, the body is dropped and the turn with it.
-    let turn = async move {
+    // A task of its own, so that a reader who stalls is noticed; it ends with the body that reads from it.
+    let reader = CancellationToken::new();
+    let gone = reader.clone();
+    app.tasks.spawn(async move {
         let _place = place;
-        if let Err(error) =
-            run_turn(&app.gateway, create, origin(), EventSink::Stream(sender), pending()).await
-        {
+        let never = CancellationToken::new();
+        let turn = run_turn(&app.gateway, create, origin(), EventSink::Stream(sender), &never);
+        let result = tokio::select! {
+            result = turn => result,
+            () = gone.cancelled() => return,
+        };
+        if let Err(error) = result {
             let _ = refused.send(error);
         }
-    };
-    let mut turn = Box::pin(turn);
-    let first = tokio::select! {
-        event = events.recv() => event,
-        () = &mut turn => events.recv().await,
-    };
-    let Some(first) = first else {
+    });
+    let reader = reader.drop_guard();
+    let Some(first) = events.recv().await else {
         return Err(refusal.await.unwrap_or_else(|_| ApiError::internal("the turn ended without an event")));
     };
-    let rest = futures::stream::unfold((ReceiverStream::new(events), Some(turn)), next_event);
     let frames = futures::stream::once(async move { first })
-        .chain(rest)
-        .map(|event| frame(&event))
+        .chain(ReceiverStream::new(events))
+        .map(move |event| {
+            let _guard = &reader;
+            frame(&event)
+        })
         .chain(futures::stream::once(async { Bytes::from_static(b"data: [DONE]\n\n") }))
         .map(Ok::<_, Infallible>);
     let headers = [(header::CONTENT_TYPE, "text/event-stream"), (header::CACHE_CONTROL, "no-cache")];
     Ok((headers, Body::from_stream(frames)).into_response())
-}
-
-type Rest<T> = (ReceiverStream<Event>, Option<std::pin::Pin<Box<T>>>);
-
-/// The next event, while the turn that makes it runs.
-async fn next_event<T: Future<Output = ()>>((mut events, mut turn): Rest<T>) -> Option<(Event, Rest<T>)> {
-    loop {
-        let event = match &mut turn {
-            Some(running) => tokio::select! {
-                event = events.next() => event,
-                () = running => {
-                    turn = None;
-                    continue;
-                }
-            },
-            None => events.next().await,
-        };
-        return event.map(|event| (event, (events, turn)));
-    }
 }
 
 fn frame(event: &Event) -> Bytes {

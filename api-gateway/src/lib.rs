@@ -112,7 +112,7 @@ pub async fn run(
     tasks.spawn(cluster.clone().refresh(readiness.clone(), shutdown.clone()));
     let drain = config.drain;
     let gateway = state::Gateway::new(config, text, cluster);
-    let app = routes.merge(http::routes(gateway, shutdown.clone()));
+    let app = routes.merge(http::routes(gateway, tasks.clone(), shutdown.clone()));
     let listener = axum::serve::ListenerExt::tap_io(listener, |stream| {
         // A socket that cannot be tuned still works.
         let _ = stream.set_nodelay(true);
@@ -122,15 +122,17 @@ pub async fn run(
         shutdown.cancelled().await;
         tokio::time::sleep(drain).await;
     };
-    tokio::select! {
-        result = serve.into_future() => {
-            if let Err(error) = result {
-                tracing::error!(%error, "the listener failed");
-            }
+    let served = async {
+        if let Err(error) = serve.await {
+            tracing::error!(%error, "the listener failed");
         }
+        // Sockets and streams outlive the requests that opened them.
+        tasks.close();
+        tasks.wait().await;
+    };
+    tokio::select! {
+        () = served => {}
         () = cut => tracing::warn!("connections are cut: the drain period is over"),
     }
-    tasks.close();
-    tasks.wait().await;
     Ok(())
 }

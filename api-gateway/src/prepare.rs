@@ -26,8 +26,8 @@ pub(crate) struct Prepared {
     /// Where the workers may pick up: what the parent's turn has left in their caches.
     pub(crate) cut: Cut,
     pub(crate) n_tokenized: usize,
-    /// Tokens that this turn added to the log.
-    pub(crate) n_new_tokens: usize,
+    /// What keeping this turn's response costs besides its output, in tokens.
+    pub(crate) n_own_tokens: usize,
     pub(crate) max_output_tokens: usize,
     pub(crate) sampling: v1::Sampling,
     pub(crate) instructions: Option<Arc<str>>,
@@ -45,8 +45,8 @@ pub(crate) fn prepare(gateway: &Gateway, create: &Create, origin: &Origin) -> Re
     check_size(gateway, create)?;
     let parent = find_parent(gateway, create, origin)?;
     let instructions =
-        inherit(&create.instructions, parent.as_deref().map(|p| p.instructions.as_deref()), origin);
-    let tools = inherit(&create.tools, parent.as_deref().map(|p| Some(&*p.tools)), origin);
+        inherit(&create.instructions, parent.as_deref().and_then(|p| p.instructions.as_ref()), origin);
+    let tools = inherit(&create.tools, parent.as_deref().map(|p| &p.tools), origin);
     let tools: Arc<str> = tools.unwrap_or_else(|| "[]".into());
     let reply = if create.generate { Reply::Expected } else { Reply::None };
     let built = build(gateway, create, parent.as_deref(), instructions.as_deref(), reply)?;
@@ -59,7 +59,7 @@ pub(crate) fn prepare(gateway: &Gateway, create: &Create, origin: &Origin) -> Re
             .map_or_else(|| response_id.clone(), |parent| parent.conversation.clone()),
         last_decode: parent.as_ref().map(|parent| parent.decode_worker.clone()).unwrap_or_default(),
         response_id,
-        n_new_tokens: built.log.len().saturating_sub(parent.as_ref().map_or(0, |parent| parent.log.len())),
+        n_own_tokens: built.n_tokenized + own_text_tokens(parent.as_deref(), instructions.as_ref(), &tools),
         log: built.log,
         cut: built.cut,
         n_tokenized: built.n_tokenized,
@@ -69,6 +69,23 @@ pub(crate) fn prepare(gateway: &Gateway, create: &Create, origin: &Origin) -> Re
         tools,
         tools_echo: no_tools(),
     })
+}
+
+/// Texts that the parent does not share, at about four bytes a token.
+fn own_text_tokens(parent: Option<&Stored>, instructions: Option<&Arc<str>>, tools: &Arc<str>) -> usize {
+    let shared = |text: &Arc<str>| {
+        let theirs = parent.map(|parent| [parent.instructions.as_ref(), Some(&parent.tools)]);
+        theirs.into_iter().flatten().flatten().any(|other| Arc::ptr_eq(other, text))
+    };
+    instructions.into_iter().chain([tools]).filter(|text| !shared(text)).map(|text| text.len() / 4).sum()
+}
+
+/// True when the turn renders a long conversation anew.
+pub(crate) fn rerenders_much(gateway: &Gateway, create: &Create, origin: &Origin) -> bool {
+    const MUCH: usize = 4096;
+    let Ok(Some(parent)) = find_parent(gateway, create, origin) else { return false };
+    let instructions = inherit(&create.instructions, parent.instructions.as_ref(), origin);
+    parent.log.len() > MUCH && (instructions != parent.instructions || !appendable(gateway, &create.input))
 }
 
 fn check_model(gateway: &Gateway, create: &Create) -> Result<(), ApiError> {
@@ -85,7 +102,7 @@ fn check_model(gateway: &Gateway, create: &Create) -> Result<(), ApiError> {
 
 /// Refuses what cannot fit before any of it is tokenized.
 fn check_size(gateway: &Gateway, create: &Create) -> Result<(), ApiError> {
-    let n_bytes: usize = create.input.iter().map(|message| message.content.len()).sum();
+    let n_bytes = create.text_bytes();
     if n_bytes > gateway.max_prompt_bytes() {
         let message = format!(
             "the input has {n_bytes} bytes of text, the model's context of {} tokens holds fewer: shorten the input",
@@ -109,12 +126,15 @@ fn find_parent(gateway: &Gateway, create: &Create, origin: &Origin) -> Result<Op
     }
 }
 
-/// A setting's value for this turn: given, removed, or (on a socket) the parent's.
-fn inherit(setting: &Setting<String>, parent: Option<Option<&str>>, origin: &Origin) -> Option<Arc<str>> {
+/// A setting's value for this turn: given, removed, or (on a socket) the parent's. Equal text is kept once.
+fn inherit(setting: &Setting<String>, parent: Option<&Arc<str>>, origin: &Origin) -> Option<Arc<str>> {
     match setting {
-        Setting::Given(text) => Some(text.as_str().into()),
+        Setting::Given(text) => match parent {
+            Some(same) if **same == **text => Some(Arc::clone(same)),
+            _ => Some(text.as_str().into()),
+        },
         Setting::Null => None,
-        Setting::Absent if origin.transport == Transport::WebSocket => parent.flatten().map(Into::into),
+        Setting::Absent if origin.transport == Transport::WebSocket => parent.cloned(),
         Setting::Absent => None,
     }
 }

@@ -14,6 +14,7 @@ use proto::reason::Reason;
 use proto::v1::generate_event::Event as WorkerEvent;
 use proto::{v1, v1::FinishReason};
 use tokio::time::timeout;
+use tokio_util::sync::CancellationToken;
 use tonic::{Status, Streaming};
 use tracing::field::Empty;
 use tracing::{Instrument, Span};
@@ -23,7 +24,7 @@ use crate::conversation::{Cut, Item, TokenLog};
 use crate::emit::{Emitter, EventSink};
 use crate::error::ApiError;
 use crate::metrics as names;
-use crate::prepare::{Prepared, prepare};
+use crate::prepare::{Prepared, prepare, rerenders_much};
 use crate::state::Gateway;
 use crate::store::Stored;
 use crate::wire::{self, Create, Transport, Usage};
@@ -63,7 +64,7 @@ pub(crate) async fn run_turn(
     create: Create,
     origin: Origin,
     events: EventSink,
-    cancel: impl Future<Output = ()>,
+    cancel: &CancellationToken,
 ) -> Result<Ended, ApiError> {
     let span =
         tracing::info_span!("turn", role = "gateway", response = origin.response_id, conversation = Empty);
@@ -75,29 +76,47 @@ async fn turn(
     create: Create,
     origin: Origin,
     events: EventSink,
-    cancel: impl Future<Output = ()>,
+    cancel: &CancellationToken,
 ) -> Result<Ended, ApiError> {
     let began = Instant::now();
     let (prepared, create) = prepare_off_thread(gateway, create, origin).await?;
     Span::current().record("conversation", &prepared.conversation);
     let mut emitter = Emitter::new(gateway, &create, &prepared, events);
-    let mut run = Run::new(gateway, &create, &prepared);
-    let finish = tokio::select! {
-        finish = run.drive(&mut emitter) => finish,
-        () = cancel => Ok(Finish::Interrupted),
+    let mut run = Run::new(gateway, &create, &prepared, cancel);
+    let mut outcome = Outcome { outcome: "cancelled", conversation: &prepared.conversation };
+    let result = run.drive(&mut emitter).await;
+    outcome.outcome = match &result {
+        Ok(finish) if finish.incomplete_reason().is_some() => "incomplete",
+        Ok(_) => "completed",
+        Err(error) if error.is_client_gone() => "cancelled",
+        Err(_) => "failed",
     };
-    match finish {
+    match result {
         Ok(finish) => {
             emitter.begin().await?;
             run.complete(emitter, finish, began).await
         }
         Err(error) if emitter.has_begun() && !error.is_client_gone() => {
             tracing::warn!(conversation = prepared.conversation, %error, "turn failed");
-            metrics::counter!(names::TURNS, "outcome" => "failed").increment(1);
             let response = emitter.fail(&error, run.account()).await?;
             Ok(Ended { response, stored: None })
         }
         Err(error) => Err(error),
+    }
+}
+
+/// Counts the turn when it is over, also when its client is gone and the future is dropped.
+struct Outcome<'a> {
+    outcome: &'static str,
+    conversation: &'a str,
+}
+
+impl Drop for Outcome<'_> {
+    fn drop(&mut self) {
+        metrics::counter!(names::TURNS, "outcome" => self.outcome).increment(1);
+        if self.outcome == "cancelled" {
+            tracing::info!(conversation = self.conversation, "turn cancelled: the client is gone");
+        }
     }
 }
 
@@ -107,8 +126,7 @@ async fn prepare_off_thread(
     create: Create,
     origin: Origin,
 ) -> Result<(Prepared, Create), ApiError> {
-    let n_bytes: usize = create.input.iter().map(|message| message.content.len()).sum();
-    if n_bytes <= LONG_INPUT_BYTES {
+    if create.text_bytes() <= LONG_INPUT_BYTES && !rerenders_much(gateway, &create, &origin) {
         return Ok((prepare(gateway, &create, &origin)?, create));
     }
     let gateway = gateway.clone();
@@ -154,11 +172,19 @@ enum Failure {
     Client(ApiError),
 }
 
+/// A turn at a worker.
+struct Running {
+    stream: Streaming<v1::GenerateEvent>,
+    worker: String,
+    _counted: Counted,
+}
+
 /// A turn on its way.
 struct Run<'a> {
     gateway: &'a Gateway,
     create: &'a Create,
     prepared: &'a Prepared,
+    cancel: &'a CancellationToken,
     turn: u64,
     generated: Vec<u32>,
     detokenizer: Detokenizer,
@@ -169,7 +195,12 @@ struct Run<'a> {
 }
 
 impl<'a> Run<'a> {
-    fn new(gateway: &'a Gateway, create: &'a Create, prepared: &'a Prepared) -> Self {
+    fn new(
+        gateway: &'a Gateway,
+        create: &'a Create,
+        prepared: &'a Prepared,
+        cancel: &'a CancellationToken,
+    ) -> Self {
         let detokenizer = Detokenizer::new(gateway.text().tokenizer.byte_table());
         let turn = rand::random();
         let (generated, avoid) = (Vec::new(), Vec::new());
@@ -178,6 +209,7 @@ impl<'a> Run<'a> {
             gateway,
             create,
             prepared,
+            cancel,
             turn,
             generated,
             detokenizer,
@@ -192,7 +224,7 @@ impl<'a> Run<'a> {
     async fn drive(&mut self, emitter: &mut Emitter<'_>) -> Result<Finish, ApiError> {
         loop {
             match self.attempt(emitter).await {
-                Ok(reason) => return Ok(Finish::from_wire(reason)),
+                Ok(finish) => return Ok(finish),
                 Err(failure) => match (self.give_up(failure), self.said_all()) {
                     (Some(error), _) => return Err(error),
                     (None, Some(finish)) => return Ok(finish),
@@ -212,28 +244,31 @@ impl<'a> Run<'a> {
     }
 
     /// Plans and runs the rest of the turn; what was generated so far is part of the prompt.
-    async fn attempt(&mut self, emitter: &mut Emitter<'_>) -> Result<FinishReason, Failure> {
+    async fn attempt(&mut self, emitter: &mut Emitter<'_>) -> Result<Finish, Failure> {
         self.n_attempts += 1;
         let mut log = self.prepared.log.clone();
         if !self.generated.is_empty() {
             log.append(self.generated.clone(), Vec::new(), LogEnd::Generated { closed: false });
         }
-        let (mut stream, _counted) = {
+        let mut running = {
             let start = self.start(&log);
             let mut start = std::pin::pin!(start);
             match timeout(ANNOUNCE_AFTER, &mut start).await {
                 Ok(started) => started?,
                 Err(_) => {
                     emitter.begin().await.map_err(Failure::Client)?;
-                    emitter.waiting(start).await.map_err(Failure::Client)??
+                    tokio::select! {
+                        started = emitter.waiting(start) => started.map_err(Failure::Client)??,
+                        () = self.cancel.cancelled() => return Ok(Finish::Interrupted),
+                    }
                 }
             }
         };
         emitter.begin().await.map_err(Failure::Client)?;
-        self.read(&mut stream, emitter).await
+        self.read(&mut running, emitter).await
     }
 
-    async fn start(&self, log: &TokenLog) -> Result<(Streaming<v1::GenerateEvent>, Counted), Failure> {
+    async fn start(&self, log: &TokenLog) -> Result<Running, Failure> {
         let query = RouteQuery {
             log,
             cut: &self.prepared.cut,
@@ -248,14 +283,15 @@ impl<'a> Run<'a> {
         let decode = plan.decode.clone().unwrap_or_default();
         let failure = |status| Failure::Worker { status, worker: Some(decode.id.clone()) };
         let request = self.request(log, &plan, &self.prepared.cut);
-        match cluster.generate(&decode, request).await {
+        let (stream, counted) = match cluster.generate(&decode, request).await {
             Err(status) if Reason::of(&status) == Some(Reason::ParentUnknown) => {
                 metrics::counter!(names::FULL_PROMPTS).increment(1);
                 let request = self.request(log, &plan, &Cut::root());
-                cluster.generate(&decode, request).await.map_err(failure)
+                cluster.generate(&decode, request).await.map_err(failure)?
             }
-            result => result.map_err(failure),
-        }
+            result => result.map_err(failure)?,
+        };
+        Ok(Running { stream, worker: decode.id, _counted: counted })
     }
 
     fn request(&self, log: &TokenLog, plan: &v1::RoutePlan, cut: &Cut) -> v1::GenerateRequest {
@@ -281,14 +317,14 @@ impl<'a> Run<'a> {
         }
     }
 
-    async fn read(
-        &mut self,
-        stream: &mut Streaming<v1::GenerateEvent>,
-        emitter: &mut Emitter<'_>,
-    ) -> Result<FinishReason, Failure> {
+    async fn read(&mut self, running: &mut Running, emitter: &mut Emitter<'_>) -> Result<Finish, Failure> {
         loop {
-            let message = emitter.waiting(stream.message()).await.map_err(Failure::Client)?;
-            let lost = |status| Failure::Worker { status, worker: Some(self.decode_worker.clone()) };
+            // Only here may a cancel strike: between events, never within one.
+            let message = tokio::select! {
+                message = emitter.waiting(running.stream.message()) => message.map_err(Failure::Client)?,
+                () = self.cancel.cancelled() => return Ok(Finish::Interrupted),
+            };
+            let lost = |status| Failure::Worker { status, worker: Some(running.worker.clone()) };
             let event = message.map_err(lost)?.and_then(|message| message.event);
             match event {
                 Some(WorkerEvent::Started(started)) => {
@@ -303,10 +339,10 @@ impl<'a> Run<'a> {
                     self.generated.extend(tokens.ids);
                     emitter.text(&text).await.map_err(Failure::Client)?;
                 }
-                Some(WorkerEvent::Finished(finished)) => return Ok(finished.reason()),
+                Some(WorkerEvent::Finished(finished)) => return Ok(Finish::from_wire(finished.reason())),
                 None => {
                     let status = Status::unavailable("the worker ended the turn without a word");
-                    return Err(Failure::Worker { status, worker: Some(self.decode_worker.clone()) });
+                    return Err(lost(status));
                 }
             }
         }
@@ -318,7 +354,12 @@ impl<'a> Run<'a> {
             Failure::Client(error) => return Some(error),
             Failure::Worker { status, worker } => (status, worker),
         };
-        let Some(worker) = worker else { return Some(api_error(&status)) };
+        let Some(worker) = worker else {
+            // Those that failed before may be back, and are better than nobody.
+            let again = Reason::of(&status) == Some(Reason::NoWorker) && !self.avoid.is_empty();
+            self.avoid.clear();
+            return (!again).then(|| api_error(&status));
+        };
         if may_retry(&status) && self.n_attempts <= self.gateway.config().max_resubmissions {
             tracing::warn!(
                 worker,
@@ -371,7 +412,7 @@ impl<'a> Run<'a> {
         let (usage, account) = (self.usage(), self.account());
         let stored = Arc::new(self.stored(finish, emitter.id()));
         if self.create.store {
-            let own = self.prepared.n_new_tokens + self.generated.len();
+            let own = self.prepared.n_own_tokens + self.generated.len();
             self.gateway.store().put(Arc::clone(&stored), own);
         }
         self.record(usage, &emitter, began);
@@ -399,7 +440,6 @@ impl<'a> Run<'a> {
         let took = began.elapsed();
         let ttft = emitter.first_text().map(|first| first.duration_since(began));
         let computed = self.started.as_ref().map_or(0, |started| started.computed_tokens);
-        metrics::counter!(names::TURNS, "outcome" => "completed").increment(1);
         metrics::counter!(names::PROMPT_TOKENS).increment(usage.input_tokens as u64);
         metrics::counter!(names::CACHED_TOKENS).increment(usage.cached_tokens as u64);
         metrics::counter!(names::COMPUTED_TOKENS).increment(computed.into());

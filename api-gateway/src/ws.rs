@@ -10,7 +10,7 @@ use std::time::Duration;
 use axum::extract::ws::{CloseFrame, Message, Utf8Bytes, WebSocket, close_code};
 use futures::stream::{SplitSink, SplitStream};
 use futures::{SinkExt, StreamExt};
-use tokio::sync::{Notify, Semaphore, mpsc};
+use tokio::sync::{Semaphore, mpsc};
 use tokio::time::{Instant, MissedTickBehavior, timeout};
 use tokio_util::sync::CancellationToken;
 
@@ -80,29 +80,26 @@ pub(crate) async fn serve(
 
 /// The response that runs now, so that the reader can stop it.
 #[derive(Debug, Default)]
-struct Running {
-    id: Mutex<Option<String>>,
-    cancel: Notify,
-}
+struct Running(Mutex<Option<(String, CancellationToken)>>);
 
 impl Running {
-    fn set(&self, id: Option<String>) {
-        *self.id.lock().unwrap_or_else(PoisonError::into_inner) = id;
+    fn set(&self, running: Option<(String, CancellationToken)>) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = running;
     }
 
     /// Stops the running response, if it is the one that is meant.
     fn cancel(&self, id: Option<&str>) -> Result<(), ApiError> {
-        let running = self.id.lock().unwrap_or_else(PoisonError::into_inner);
-        match (running.as_deref(), id) {
-            (Some(running), Some(id)) if running != id => {}
-            (Some(_), _) => {
-                self.cancel.notify_waiters();
-                return Ok(());
+        let running = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        match running.as_ref().filter(|(running, _)| id.is_none_or(|id| id == running)) {
+            Some((_, cancel)) => {
+                cancel.cancel();
+                Ok(())
             }
-            (None, _) => {}
+            None => {
+                let message = "no such response is running on this connection";
+                Err(ApiError::invalid("response_not_found", message).at("response_id"))
+            }
         }
-        let message = "no such response is running on this connection";
-        Err(ApiError::invalid("response_not_found", message).at("response_id"))
     }
 }
 
@@ -279,11 +276,11 @@ impl Lane<'_> {
         let Ok(_place) = self.turns.try_acquire() else { return Err(all_turns_taken()) };
         let parent = create.previous_response_id.clone();
         let response_id = new_id("resp");
-        let cancel = self.running.cancel.notified();
-        self.running.set(Some(response_id.clone()));
+        let cancel = CancellationToken::new();
+        self.running.set(Some((response_id.clone(), cancel.clone())));
         let origin = Origin { transport: Transport::WebSocket, response_id, latest: self.latest.clone() };
         let events = EventSink::Stream(self.events.clone());
-        let result = run_turn(self.gateway, create, origin, events, cancel).await;
+        let result = run_turn(self.gateway, create, origin, events, &cancel).await;
         self.running.set(None);
         match result {
             Ok(Ended { stored: Some(stored), .. }) => {

@@ -209,7 +209,10 @@ impl v1::decode_server::Decode for DecodeService {
         let job = self.job(&request, &origin, sink)?;
         let id = self.engine.submit(job).map_err(|error| status(&error))?;
         let running = Running { engine: self.engine.clone(), id, worker, outcome: "cancelled" };
-        let admitted = outbox.admitted().await.map_err(|error| status(&error))?;
+        let admitted = tokio::select! {
+            admitted = outbox.admitted() => admitted.map_err(|error| status(&error))?,
+            () = self.phases.cut.cancelled() => return Err(Reason::Draining.status("the worker stops")),
+        };
         let (events, receiver) = mpsc::channel(EVENTS_IN_FLIGHT);
         let turn = Turn { request, origin, admitted, outbox, events, running, outcome: "cancelled" };
         self.turns.spawn(self.clone().drive(turn).instrument(span));

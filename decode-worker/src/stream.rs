@@ -39,9 +39,10 @@ pub(crate) enum Next {
 /// An outbox and the sink that fills it.
 pub(crate) fn outbox() -> (Outbox, Sink) {
     let shared = Arc::new(Shared::default());
-    let writer = Arc::clone(&shared);
+    let writer = Writer(Arc::clone(&shared));
     let sink = move |event| {
-        let mut state = writer.lock();
+        let writer = &writer;
+        let mut state = writer.0.lock();
         match event {
             Event::Admitted(admitted) => state.admitted = Some(admitted),
             Event::Prefilled { computed_tokens } => state.prefilled = Some(computed_tokens),
@@ -51,10 +52,20 @@ pub(crate) fn outbox() -> (Outbox, Sink) {
         }
         let heard = !state.reader_gone;
         drop(state);
-        writer.changed.notify_one();
+        writer.0.changed.notify_one();
         heard
     };
     (Outbox { shared }, Box::new(sink))
+}
+
+/// Ends the turn for its reader when the engine drops it without a last word.
+struct Writer(Arc<Shared>);
+
+impl Drop for Writer {
+    fn drop(&mut self) {
+        self.0.lock().end.get_or_insert(Err(Error::Stopped));
+        self.0.changed.notify_one();
+    }
 }
 
 impl Shared {

@@ -155,19 +155,22 @@ impl Exports {
         }
     }
 
-    /// Sends what has room; gives back the blocks of what is done. Returns true if anything was sent.
-    pub(crate) fn pump(&mut self, arena: &KvArena, pool: &mut BlockPool) {
+    /// Sends what has room; gives back the blocks of what is done. True if any were given back.
+    pub(crate) fn pump(&mut self, arena: &KvArena, pool: &mut BlockPool) -> bool {
         let cut = self.cut;
+        let mut released = false;
         self.running.retain_mut(|export| {
             export.send_ready(cut, arena);
             let closed = export.frames.is_closed();
             while export.parcels.front().is_some_and(|parcel| closed || parcel.n_sent == cut.n_groups()) {
                 if let Some(parcel) = export.parcels.pop_front() {
+                    released = true;
                     parcel.blocks.into_iter().for_each(|id| pool.release(id));
                 }
             }
             !(export.parcels.is_empty() && (closed || export.owner.is_none()))
         });
+        released
     }
 
     /// The sequence adds no more blocks; what is complete is still sent, what is not is dropped.

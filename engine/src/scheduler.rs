@@ -20,6 +20,8 @@ pub(crate) struct Share {
     /// Index into `Scheduler::running`.
     pub(crate) idx: usize,
     pub(crate) n_tokens: usize,
+    /// A slice of prefill, not the next token of a stream.
+    pub(crate) prefill: bool,
     /// The logits of its last token are wanted.
     pub(crate) sample: bool,
 }
@@ -138,21 +140,25 @@ impl Scheduler {
         sequence.tell(Event::Failed(Error::PromptTooLong { tokens, limit }));
     }
 
+    /// The most tokens a step can have: every running stream's next one and the largest slices of prefill.
+    pub(crate) fn max_step_tokens(&self) -> usize {
+        self.limits.max_running + self.limits.step_tokens.max(BLOCK_TOKENS)
+    }
+
     /// Chooses the next step. Blocks for all its tokens are allocated.
     pub(crate) fn plan(&mut self) -> Vec<Share> {
-        let mut budget = self.limits.step_tokens;
         let mut shares = Vec::new();
-        for decode_first in [true, false] {
+        for prefill in [false, true] {
             let mut idx = 0;
-            while idx < self.running.len() && budget > 0 {
-                if let Some(n_tokens) = self.wish(idx, decode_first, budget) {
+            while idx < self.running.len() {
+                let budget = self.budget(&shares, prefill);
+                if let Some(n_tokens) = self.wish(idx, prefill, budget) {
                     if !self.make_room(idx, n_tokens, &mut shares) {
                         continue;
                     }
                     let sequence = &self.running[idx];
                     let sample = n_tokens == sequence.remaining() && sequence.wants_output();
-                    shares.push(Share { idx, n_tokens, sample });
-                    budget -= n_tokens;
+                    shares.push(Share { idx, n_tokens, prefill, sample });
                 }
                 idx += 1;
             }
@@ -161,8 +167,20 @@ impl Scheduler {
         shares
     }
 
+    /// Tokens left in a step. Every stream gets its token; prefill gets the rest, and at least a block, so that it
+    /// advances however many streams there are.
+    fn budget(&self, shares: &[Share], prefill: bool) -> usize {
+        let taken =
+            |kind: bool| shares.iter().filter(|s| s.prefill == kind).map(|s| s.n_tokens).sum::<usize>();
+        if !prefill {
+            return self.limits.max_running - taken(false);
+        }
+        let slices = self.limits.step_tokens.saturating_sub(taken(false)).max(BLOCK_TOKENS);
+        slices.saturating_sub(taken(true))
+    }
+
     /// How many tokens of the sequence fit the pass over decoding or prefilling sequences.
-    fn wish(&mut self, idx: usize, decode: bool, budget: usize) -> Option<usize> {
+    fn wish(&mut self, idx: usize, prefill: bool, budget: usize) -> Option<usize> {
         let sequence = &mut self.running[idx];
         if sequence.state != State::Running {
             return None;
@@ -172,7 +190,7 @@ impl Scheduler {
             sequence.reuse_held(&mut self.pool);
         }
         let remaining = sequence.remaining();
-        if remaining == 0 || (remaining == 1) != decode {
+        if remaining == 0 || budget == 0 || (remaining > 1) != prefill {
             return None;
         }
         if remaining <= budget {

@@ -72,15 +72,13 @@ impl Steps {
             BlockPool::new(config.n_blocks),
             Grants::new(n_layers, layer_bytes),
             Exports::new(cut),
-            Limits {
-                step_tokens: config.step_tokens,
-                max_running: config.max_running.min(config.step_tokens),
-            },
+            Limits { step_tokens: config.step_tokens, max_running: config.max_running },
         );
+        let max_step_tokens = scheduler.max_step_tokens();
         Self {
             scheduler,
             arena: KvArena::new(geometry, config.n_blocks as usize),
-            forward: Forward::new(weights, threads, config.step_tokens),
+            forward: Forward::new(weights, threads, max_step_tokens),
             context,
             vocab,
             announcer,
@@ -107,7 +105,9 @@ impl Steps {
                 self.step(&shares);
                 self.finish_prefilled();
             }
-            self.scheduler.exports.pump(&self.arena, &mut self.scheduler.pool);
+            // Blocks that came back may be what a waiting turn needs.
+            let released = self.scheduler.exports.pump(&self.arena, &mut self.scheduler.pool);
+            idle &= !(released && self.scheduler.n_waiting() > 0);
             self.publish(idle);
         }
     }
@@ -353,8 +353,8 @@ impl Steps {
         let scheduler = &mut self.scheduler;
         self.metrics.preemptions.increment(std::mem::take(&mut scheduler.n_preempted));
         let narrow = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
-        let now = proto::v1::Load {
-            queued_prefill_tokens: narrow(scheduler.queued_tokens()),
+        let mut now = proto::v1::Load {
+            queued_prefill_tokens: self.load_sent.queued_prefill_tokens,
             waiting_sequences: narrow(scheduler.n_waiting()),
             running_sequences: narrow(scheduler.running.len()),
             free_blocks: narrow(scheduler.pool.available()),
@@ -366,15 +366,18 @@ impl Steps {
             || !scheduler.admitted_turns.is_empty()
             || now.running_sequences != self.load_sent.running_sequences
             || now.waiting_sequences != self.load_sent.waiting_sequences;
+        if !urgent && self.load_sent_at.elapsed() < LOAD_INTERVAL {
+            return;
+        }
+        // The one figure that costs more than a look.
+        now.queued_prefill_tokens = narrow(scheduler.queued_tokens());
         if now == self.load_sent && scheduler.admitted_turns.is_empty() {
             return;
         }
-        if urgent || self.load_sent_at.elapsed() >= LOAD_INTERVAL {
-            let admitted_turns = std::mem::take(&mut scheduler.admitted_turns);
-            self.load_sent = now;
-            self.load_sent_at = Instant::now();
-            self.announcer.publish_load(proto::v1::Load { admitted_turns, ..self.load_sent.clone() });
-        }
+        let admitted_turns = std::mem::take(&mut scheduler.admitted_turns);
+        self.load_sent = now;
+        self.load_sent_at = Instant::now();
+        self.announcer.publish_load(proto::v1::Load { admitted_turns, ..self.load_sent.clone() });
     }
 }
 

@@ -37,13 +37,15 @@ struct State {
     held: HashMap<BlockHash, (BlockHash, u64)>,
     n_stored: u64,
     load: v1::Load,
+    draining: bool,
     events: broadcast::Sender<Arc<Event>>,
 }
 
 impl Default for Announcer {
     fn default() -> Self {
         let (events, _) = broadcast::channel(BACKLOG);
-        let state = State { held: HashMap::new(), n_stored: 0, load: v1::Load::default(), events };
+        let state =
+            State { held: HashMap::new(), n_stored: 0, load: v1::Load::default(), draining: false, events };
         Self { state: Arc::new(Mutex::new(state)) }
     }
 }
@@ -81,8 +83,16 @@ impl Announcer {
     /// Tells all watchers how busy the worker is.
     pub fn publish_load(&self, load: v1::Load) {
         let mut state = self.lock();
-        state.load = v1::Load { admitted_turns: Vec::new(), ..load };
+        let load = v1::Load { draining: state.draining, ..load };
+        state.load = load.clone();
+        state.load.admitted_turns.clear();
         state.send(Event::Load(load));
+    }
+
+    /// Tells all watchers, now and with every later report, to plan nothing here any more.
+    pub fn publish_drain(&self) {
+        self.lock().draining = true;
+        self.publish_load(self.load());
     }
 
     /// The newest load report.

@@ -82,13 +82,15 @@ impl Host {
         announcer: Announcer,
         ending: Ending<impl Fn() -> usize>,
     ) -> Result<(), tonic::transport::Error> {
-        let news = WorkerService::new(self.info, announcer, self.tasks.clone(), self.cut.clone());
+        let news = WorkerService::new(self.info, announcer.clone(), self.tasks.clone(), self.cut.clone());
         let transfer = TransferService::new(self.own.clone(), self.geometry, self.port, self.tasks.clone());
         let routes = routes.add_service(v1::worker_server::WorkerServer::new(news)).add_service(
             v1::transfer_server::TransferServer::new(transfer)
                 .max_decoding_message_size(proto::MAX_MESSAGE_BYTES),
         );
         let drained = async {
+            ending.shutdown.cancelled().await;
+            announcer.publish_drain();
             ending.drained().await;
             self.cut.cancel();
         };
@@ -112,8 +114,8 @@ impl Host {
 }
 
 impl<F: Fn() -> usize> Ending<F> {
+    /// Waits until nothing runs, as long as the drain lasts.
     async fn drained(&self) {
-        self.shutdown.cancelled().await;
         let idle = async {
             let mut tick = tokio::time::interval(IDLE_POLL);
             while (self.live)() > 0 {

@@ -8,7 +8,9 @@
 //!    └────────────────────── evict: least recently used leaf ◀───────────────────┘
 //! ```
 //! A block is a *leaf* when no sealed block in the pool continues it; only unused leaves are evicted, so what is
-//! cached is always closed under prefixes: who holds a block holds everything before it. After vLLM's block manager
+//! cached is always closed under prefixes: who holds a block holds everything before it. A sealed block in use is itself a
+//! user of its parent, so whichever part of a chain is used, wherever unused blocks are there is an unused leaf. After
+//! vLLM's block manager
 //! (Kwon et al. 2023) and SGLang's radix cache (Zheng et al. 2024), with hashes in place of the tree.
 //! All operations are O(1) or O(log n) per block; memory is about 150 bytes per block.
 
@@ -98,12 +100,6 @@ impl BlockPool {
         hashes.iter().take_while(|hash| self.by_hash.contains_key(hash)).count()
     }
 
-    /// True when the block is held.
-    #[must_use]
-    pub fn holds(&self, hash: &BlockHash) -> bool {
-        self.by_hash.contains_key(hash)
-    }
-
     /// Takes the held blocks among `hashes`, from the first on, into use. Each needs a [`Self::release`].
     pub fn acquire_prefix(&mut self, hashes: &[BlockHash]) -> Vec<BlockId> {
         let held: Vec<BlockId> = hashes.iter().map_while(|hash| self.by_hash.get(hash).copied()).collect();
@@ -113,19 +109,23 @@ impl BlockPool {
         held
     }
 
-    /// One more user of a block that is held or in use: a fork shares, it does not copy.
+    /// One more user of a block that is held or in use: a fork shares, it does not copy. O(1), plus the ancestors that
+    /// come into use with it.
     pub fn retain(&mut self, id: BlockId) {
         self.clock += 1;
-        let clock = self.clock;
-        let block = &mut self.blocks[id as usize];
-        assert!(block.users > 0 || block.sealed.is_some(), "block {id} is free");
-        block.users += 1;
-        if let Some(sealed) = &mut block.sealed {
-            if block.users == 1 {
-                self.n_cached -= 1;
-                self.evictable.remove(&(sealed.last_used, id));
+        let mut next = Some(id);
+        while let Some(id) = next.take() {
+            let block = &mut self.blocks[id as usize];
+            assert!(block.users > 0 || block.sealed.is_some(), "block {id} is free");
+            block.users += 1;
+            if let Some(sealed) = &mut block.sealed {
+                if block.users == 1 {
+                    self.n_cached -= 1;
+                    self.evictable.remove(&(sealed.last_used, id));
+                    next = sealed.parent;
+                }
+                sealed.last_used = self.clock;
             }
-            sealed.last_used = clock;
         }
     }
 
@@ -170,6 +170,7 @@ impl BlockPool {
         let parent_id = (!parent.is_root()).then(|| self.by_hash[&parent]);
         if let Some(parent_id) = parent_id {
             self.add_child(parent_id);
+            self.retain(parent_id);
         }
         self.clock += 1;
         let block = &mut self.blocks[id as usize];
@@ -180,20 +181,25 @@ impl BlockPool {
         id
     }
 
-    /// One user fewer. The last user's private block becomes free, its sealed block stays cached.
+    /// One user fewer. The last user's private block becomes free, its sealed block stays cached. O(1), plus the
+    /// ancestors that go out of use with it.
     pub fn release(&mut self, id: BlockId) {
-        let block = &mut self.blocks[id as usize];
-        assert!(block.users > 0, "block {id} has no user");
-        block.users -= 1;
-        if block.users > 0 {
-            return;
-        }
-        match &block.sealed {
-            None => self.free.push(id),
-            Some(sealed) => {
-                self.n_cached += 1;
-                if sealed.n_children == 0 {
-                    self.evictable.insert((sealed.last_used, id));
+        let mut next = Some(id);
+        while let Some(id) = next.take() {
+            let block = &mut self.blocks[id as usize];
+            assert!(block.users > 0, "block {id} has no user");
+            block.users -= 1;
+            if block.users > 0 {
+                return;
+            }
+            match &block.sealed {
+                None => self.free.push(id),
+                Some(sealed) => {
+                    self.n_cached += 1;
+                    if sealed.n_children == 0 {
+                        self.evictable.insert((sealed.last_used, id));
+                    }
+                    next = sealed.parent;
                 }
             }
         }

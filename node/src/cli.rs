@@ -236,7 +236,7 @@ pub struct WorkerArgs {
     /// Address under which others reach the worker [default: http://LISTEN]
     #[arg(long, env = "BATON_ADVERTISE", value_name = "URL")]
     pub advertise: Option<String>,
-    /// Name of the worker [default: role and port]
+    /// Name of the worker [default: role and advertised place]
     #[arg(long, env = "BATON_WORKER_ID", value_name = "NAME")]
     pub id: Option<String>,
     #[command(flatten)]

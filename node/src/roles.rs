@@ -215,8 +215,9 @@ pub async fn run_worker(role: WorkerRole, args: WorkerArgs, telemetry: &Telemetr
     let address = listener.local_addr()?;
     let path = models::fetch(&args.model).await?;
     let loaded = load(&path, &args.engine).await?;
-    let id = args.id.unwrap_or_else(|| format!("{}-{}", role.name(), address.port()));
     let advertise = args.advertise.unwrap_or_else(|| format!("http://{address}"));
+    let place = advertise.split_once("://").map_or(advertise.as_str(), |(_, place)| place);
+    let id = args.id.unwrap_or_else(|| format!("{}-{place}", role.name()));
     let worker = Worker::new(role, id, advertise, &loaded, &args.engine)?;
     tracing::info!(
         %address, worker = worker.info.id, model = loaded.name, backend = worker.info.backend,

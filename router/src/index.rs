@@ -13,7 +13,7 @@ use kv::hash::BlockHash;
 
 /// A worker's place in the router's table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub(crate) struct WorkerIdx(pub(crate) u16);
+pub(crate) struct WorkerIdx(pub(crate) u64);
 
 #[derive(Debug)]
 struct Node {
@@ -28,7 +28,7 @@ pub(crate) struct Index {
     nodes: HashMap<BlockHash, Node>,
 }
 
-/// A part of a chain of block hashes: what follows `parent`, which is the `parent_blocks`-th block.
+/// A part of a chain of block hashes: what follows `parent`.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Chain<'a> {
     pub(crate) parent: BlockHash,
@@ -81,19 +81,15 @@ impl Index {
         if n_known == 0 && !chain.parent.is_root() && !self.nodes.contains_key(&chain.parent) {
             return Err(ChainUnknown);
         }
-        let mut held = vec![0; workers.len()];
-        let mut n_missing = workers.len();
-        while n_missing > 0 {
+        let mut deepest: HashMap<WorkerIdx, usize> = HashMap::with_capacity(workers.len());
+        while deepest.len() < workers.len() {
             let Some(node) = self.nodes.get(&next) else { break };
-            for (slot, worker) in held.iter_mut().zip(workers) {
-                if *slot == 0 && node.holders.contains(worker) {
-                    *slot = node.n_blocks as usize;
-                    n_missing -= 1;
-                }
+            for holder in node.holders.iter().filter(|holder| workers.contains(holder)) {
+                deepest.entry(*holder).or_insert(node.n_blocks as usize);
             }
             next = node.parent;
         }
-        Ok(held)
+        Ok(workers.iter().map(|worker| deepest.get(worker).copied().unwrap_or(0)).collect())
     }
 }
 

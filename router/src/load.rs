@@ -56,7 +56,8 @@ impl LoadView {
 
     /// Prompt tokens waiting here, predicted ones included.
     pub(crate) fn queued_tokens(&self, now: Instant) -> u32 {
-        let predicted: u32 = self.current(now).map(|prediction| prediction.tokens).sum();
+        let predicted =
+            self.current(now).fold(0, |sum: u32, prediction| sum.saturating_add(prediction.tokens));
         self.report.queued_prefill_tokens.saturating_add(predicted)
     }
 
@@ -64,6 +65,11 @@ impl LoadView {
     pub(crate) fn turns(&self, now: Instant) -> u32 {
         let predicted = u32::try_from(self.current(now).count()).unwrap_or(u32::MAX);
         self.report.running_sequences.saturating_add(self.report.waiting_sequences).saturating_add(predicted)
+    }
+
+    /// The worker wants no new turns.
+    pub(crate) fn is_draining(&self) -> bool {
+        self.report.draining
     }
 
     pub(crate) fn free_blocks(&self) -> u32 {

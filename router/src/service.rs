@@ -40,7 +40,7 @@ struct State {
     index: Index,
     /// Connected workers only.
     members: Vec<Member>,
-    next_idx: u16,
+    next_idx: u64,
 }
 
 /// Shared by the watchers, which write, and the service, which plans.
@@ -62,18 +62,23 @@ impl Cluster {
     }
 
     /// A worker is connected. An earlier connection to the same worker is replaced.
-    pub(crate) fn join(&self, info: v1::WorkerInfo) -> WorkerIdx {
+    ///
+    /// # Errors
+    /// When a worker of the same name is connected at another address; returns that address.
+    pub(crate) fn join(&self, info: v1::WorkerInfo) -> Result<WorkerIdx, String> {
         let mut state = self.lock();
-        while let Some(old) =
-            state.members.iter().find(|member| member.info.id == info.id).map(|member| member.idx)
-        {
+        let same = state.members.iter().find(|member| member.info.id == info.id);
+        if let Some(other) = same.filter(|member| member.info.address != info.address) {
+            return Err(other.info.address.clone());
+        }
+        if let Some(old) = same.map(|member| member.idx) {
             state.leave(old);
         }
         let idx = WorkerIdx(state.next_idx);
-        state.next_idx = state.next_idx.wrapping_add(1);
+        state.next_idx += 1;
         state.members.push(Member { idx, info, load: LoadView::default() });
         self.count(&state);
-        idx
+        Ok(idx)
     }
 
     /// A worker is gone, with all it held.
@@ -117,6 +122,7 @@ impl Cluster {
             state.members.iter().filter(move |member| {
                 member.info.role() == role
                     && member.info.model_fingerprint == request.model_fingerprint
+                    && !member.load.is_draining()
                     && !request.avoid.contains(&member.info.id)
             })
         };

@@ -67,7 +67,6 @@ async fn watch(address: &str, cluster: &Cluster, connected: &mut bool) -> Result
     let mut client = WorkerClient::new(channel).max_decoding_message_size(proto::MAX_MESSAGE_BYTES);
     let mut events = client.watch(v1::WatchRequest {}).await?.into_inner();
     let mut member: Option<Membership<'_>> = None;
-    let mut early: Vec<(BlockHash, BlockHash)> = Vec::new();
     let mut n_events = 0;
     while let Some(event) = events.message().await? {
         n_events += 1;
@@ -75,18 +74,20 @@ async fn watch(address: &str, cluster: &Cluster, connected: &mut bool) -> Result
             return Err(Status::data_loss(format!("event {} came as number {n_events}", event.number)));
         }
         match (event.event, &member) {
-            (Some(Event::Snapshot(mut snapshot)), _) => {
-                let info = snapshot.info.take();
-                early.extend(pairs_from_wire(&snapshot.blocks).map_err(damaged)?);
-                if let Some(info) = info {
-                    *connected = true;
+            (Some(Event::Snapshot(snapshot)), _) => {
+                if let Some(info) = snapshot.info {
                     let (id, role) = (info.id.clone(), info.role());
-                    let idx = cluster.join(info);
+                    let idx = cluster.join(info).map_err(|other| {
+                        Status::already_exists(format!(
+                            "a worker named {id} is connected at {other} already: give each its own --id"
+                        ))
+                    })?;
+                    *connected = true;
                     tracing::info!(worker = id, ?role, address, "worker connected");
                     member = Some(Membership { cluster, idx, id });
                 }
                 if let Some(member) = &member {
-                    cluster.store(member.idx, &std::mem::take(&mut early));
+                    cluster.store(member.idx, &pairs_from_wire(&snapshot.blocks).map_err(damaged)?);
                 }
             }
             (Some(Event::Delta(delta)), Some(member)) => {

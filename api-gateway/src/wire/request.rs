@@ -50,6 +50,14 @@ pub(crate) struct Create {
     pub(crate) include_baton: bool,
 }
 
+impl Create {
+    /// Bytes of text that may have to be tokenized.
+    pub(crate) fn text_bytes(&self) -> usize {
+        let instructions = if let Setting::Given(text) = &self.instructions { text.len() } else { 0 };
+        instructions + self.input.iter().map(|message| message.content.len()).sum::<usize>()
+    }
+}
+
 /// What a client says on a socket.
 #[derive(Debug, Clone)]
 pub(crate) enum ClientEvent {

@@ -59,7 +59,7 @@ impl Toy {
         self.scheduler.admit();
         let shares = self.scheduler.plan();
         let n_tokens = shares.iter().map(|share| share.n_tokens).sum();
-        assert!(n_tokens <= self.scheduler.limits.step_tokens, "a step of {n_tokens} tokens");
+        assert!(n_tokens <= self.scheduler.max_step_tokens(), "a step of {n_tokens} tokens");
         let mut done = Vec::new();
         for share in shares {
             let sequence = &mut self.scheduler.running[share.idx];
@@ -117,6 +117,22 @@ fn decode_goes_first_and_prefill_takes_the_rest_of_the_budget() {
     let parts: Vec<(usize, usize, bool)> = shares.iter().map(|s| (s.idx, s.n_tokens, s.sample)).collect();
     // One decode token, then as many whole blocks of the prompt as fit.
     assert_eq!(parts, [(0, 1, true), (1, 16, false)]);
+}
+
+#[test]
+fn prefill_advances_however_many_streams_there_are() {
+    let mut toy = Toy::new(64, 8);
+    (0..7).for_each(|n| {
+        toy.submit(&prompt(n, 4), 400, Fill::Compute);
+    });
+    (0..8).for_each(|_| {
+        toy.step();
+    });
+    let late = toy.submit(&prompt(9, 100), 1, Fill::Compute);
+    (0..10).for_each(|_| {
+        toy.step();
+    });
+    assert_eq!(toy.tokens(late), [100]);
 }
 
 #[test]

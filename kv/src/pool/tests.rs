@@ -84,6 +84,20 @@ fn what_is_in_use_is_never_evicted() {
 }
 
 #[test]
+fn the_end_of_a_chain_in_use_keeps_its_beginning_and_leaves_the_rest_to_be_evicted() {
+    let mut pool = BlockPool::new(6);
+    let chain = store(&mut pool, &[1, 2, 3, 4]).expect("room");
+    let suffix = chain[2..].to_vec();
+    suffix.iter().for_each(|&id| pool.retain(id));
+    release_all(&mut pool, &chain);
+    assert_eq!(pool.available(), 2);
+    assert_eq!(pool.allocate(3), Err(Exhausted { wanted: 3, available: 2 }));
+    release_all(&mut pool, &suffix);
+    assert_eq!(pool.available(), 6);
+    assert!(pool.allocate(6).is_ok());
+}
+
+#[test]
 fn sealing_a_name_that_is_held_hands_back_the_twin() {
     let mut pool = BlockPool::new(4);
     let first = store(&mut pool, &[1]).expect("room");
@@ -108,6 +122,9 @@ fn a_hash_leads_back_to_its_tokens() {
 fn check(pool: &BlockPool, tables: &BTreeMap<usize, Vec<BlockId>>) {
     let mut users: BTreeMap<BlockId, u32> = BTreeMap::new();
     tables.values().flatten().for_each(|&id| *users.entry(id).or_default() += 1);
+    let parents =
+        pool.blocks.iter().filter(|block| block.users > 0).filter_map(|block| block.sealed.as_ref()?.parent);
+    parents.for_each(|id| *users.entry(id).or_default() += 1);
     let free: HashSet<BlockId> = pool.free.iter().copied().collect();
     assert_eq!(free.len(), pool.free.len(), "a block is free twice");
     for (id, block) in (0_u32..).zip(&pool.blocks) {
@@ -133,6 +150,9 @@ enum Step {
     Private(usize),
     Release(usize),
     Fork(usize),
+    /// Uses the end of a chain without its beginning, as an export does.
+    Suffix(usize),
+    Evict(usize),
 }
 
 fn step() -> impl Strategy<Value = Step> {
@@ -141,6 +161,8 @@ fn step() -> impl Strategy<Value = Step> {
         1 => (1_usize..4).prop_map(Step::Private),
         3 => (0_usize..8).prop_map(Step::Release),
         1 => (0_usize..8).prop_map(Step::Fork),
+        2 => (0_usize..8).prop_map(Step::Suffix),
+        1 => (1_usize..6).prop_map(Step::Evict),
     ]
 }
 
@@ -160,6 +182,17 @@ proptest! {
                         release_all(&mut pool, &table);
                     }
                 }
+                Step::Suffix(nth) => {
+                    if let Some(table) = tables.values().nth(nth).cloned() {
+                        let suffix = table[table.len() / 2..].to_vec();
+                        suffix.iter().for_each(|&id| pool.retain(id));
+                        tables.insert(number, suffix);
+                    }
+                }
+                Step::Evict(n) => {
+                    let taken = pool.allocate(n.min(pool.available())).expect("no more than is available");
+                    release_all(&mut pool, &taken);
+                }
                 Step::Fork(nth) => {
                     if let Some(table) = tables.values().nth(nth).cloned() {
                         table.iter().for_each(|&id| pool.retain(id));
@@ -167,6 +200,8 @@ proptest! {
                     }
                 }
             }
+            // What is available can really be had, whatever is in use.
+            prop_assert_eq!(pool.evictable.is_empty(), pool.n_cached == 0);
             for change in pool.take_changes() {
                 match change {
                     Change::Stored { hash, parent } => {

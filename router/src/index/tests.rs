@@ -39,7 +39,7 @@ fn finds_the_longest_prefix_of_each_worker_from_the_tail_alone() {
 proptest! {
     #[test]
     fn the_index_equals_a_plain_list_of_what_each_worker_holds(
-        steps in prop::collection::vec((0_u16..3, prop::collection::vec(0_u32..3, 1..5), any::<bool>()), 1..60),
+        steps in prop::collection::vec((0_u64..3, prop::collection::vec(0_u32..3, 1..5), any::<bool>()), 1..60),
         prompt in prop::collection::vec(0_u32..3, 1..6),
     ) {
         let mut index = Index::default();

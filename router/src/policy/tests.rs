@@ -1,6 +1,6 @@
 use super::*;
 
-fn worker(idx: u16, held: usize) -> Candidate {
+fn worker(idx: u64, held: usize) -> Candidate {
     Candidate {
         idx: WorkerIdx(idx),
         held,
