@@ -4,8 +4,8 @@
 
 use std::future::Future;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener as StdListener, TcpStream};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use anyhow::Context;
@@ -67,7 +67,7 @@ impl Spec {
 /// One role with a runtime of its own.
 struct Process {
     address: SocketAddr,
-    runtime: Option<Runtime>,
+    runtime: Arc<Mutex<Option<Runtime>>>,
     shutdown: CancellationToken,
 }
 
@@ -89,8 +89,23 @@ impl Process {
             TcpListener::from_std(listener)?
         };
         let service = serve(listener, shutdown.clone());
-        runtime.spawn(async move { service.await.expect("a role serves until it is told to stop") });
-        Ok(Self { address, runtime: Some(runtime), shutdown })
+        let (end, ended) = std::sync::mpsc::channel();
+        runtime.spawn(async move {
+            service.await.expect("a role serves until it is told to stop");
+            // Nobody waits any more when the role was killed.
+            let _ = end.send(());
+        });
+        let runtime = Arc::new(Mutex::new(Some(runtime)));
+        let own = Arc::clone(&runtime);
+        // As in a process: what still runs when the role's `run` returns is cut.
+        std::thread::spawn(move || {
+            if ended.recv().is_ok()
+                && let Some(runtime) = take(&own)
+            {
+                runtime.shutdown_background();
+            }
+        });
+        Ok(Self { address, runtime, shutdown })
     }
 
     fn url(&self) -> String {
@@ -99,7 +114,7 @@ impl Process {
 
     /// Everything of it is gone when this returns.
     async fn kill(&mut self) {
-        let Some(runtime) = self.runtime.take() else { return };
+        let Some(runtime) = take(&self.runtime) else { return };
         runtime.shutdown_background();
         let address = self.address;
         until("a killed role is gone", async || TcpStream::connect(address).is_err()).await;
@@ -108,10 +123,14 @@ impl Process {
 
 impl Drop for Process {
     fn drop(&mut self) {
-        if let Some(runtime) = self.runtime.take() {
+        if let Some(runtime) = take(&self.runtime) {
             runtime.shutdown_background();
         }
     }
+}
+
+fn take(runtime: &Mutex<Option<Runtime>>) -> Option<Runtime> {
+    runtime.lock().unwrap_or_else(PoisonError::into_inner).take()
 }
 
 /// What the roles of one cluster share.
