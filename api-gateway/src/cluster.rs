@@ -62,7 +62,7 @@ pub(crate) struct RouteQuery<'a> {
     pub(crate) fingerprint: &'a [u8; 32],
     pub(crate) conversation: &'a str,
     pub(crate) turn: u64,
-    pub(crate) avoid: &'a [String],
+    pub(crate) avoid: &'a [v1::WorkerRef],
     pub(crate) last_decode: &'a str,
 }
 
@@ -137,6 +137,12 @@ impl ClusterClient {
                         }
                     }
                     Ok(plan) => return Ok(plan),
+                    // Waiting helps against an empty cluster, not against workers that were tried.
+                    Err(status)
+                        if Reason::of(&status) == Some(Reason::NoWorker) && !query.avoid.is_empty() =>
+                    {
+                        return Err(status);
+                    }
                     Err(status) if is_retryable(&status) => last = status,
                     Err(status) => return Err(status),
                 }
@@ -167,7 +173,7 @@ impl ClusterClient {
         let usable = known.workers.iter().filter(|worker| {
             worker.role() == v1::Role::Decode
                 && worker.model_fingerprint[..] == query.fingerprint[..]
-                && !query.avoid.contains(&worker.id)
+                && !query.avoid.iter().any(|avoid| avoid.id == worker.id && avoid.epoch == worker.epoch)
         });
         let busy = |id: &str| known.running.get(id).copied().unwrap_or(0);
         let info = usable.min_by_key(|worker| (busy(&worker.id), worker.id != query.last_decode))?;

@@ -9,7 +9,7 @@ use axum::extract::rejection::BytesRejection;
 use axum::extract::ws::WebSocketUpgrade;
 use axum::extract::ws::rejection::WebSocketUpgradeRejection;
 use axum::extract::{DefaultBodyLimit, Path, Request, State};
-use axum::http::{HeaderName, HeaderValue, StatusCode, header};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
@@ -104,7 +104,16 @@ async fn upgrade(
     })
 }
 
-async fn create(State(app): State<App>, body: Result<Bytes, BytesRejection>) -> Result<Response, ApiError> {
+async fn create(
+    State(app): State<App>,
+    headers: HeaderMap,
+    body: Result<Bytes, BytesRejection>,
+) -> Result<Response, ApiError> {
+    if let Some(encoding) = headers.get(header::CONTENT_ENCODING).filter(|encoding| *encoding != "identity") {
+        let message = format!("content-encoding {encoding:?} is not supported: send the body as it is");
+        let error = ApiError::invalid("unsupported_content_encoding", message);
+        return Err(ApiError { status: StatusCode::UNSUPPORTED_MEDIA_TYPE.as_u16(), ..error });
+    }
     let body = body.map_err(|rejection| unreadable(&app, &rejection))?;
     metrics::counter!(names::CLIENT_BYTES_IN).increment(body.len() as u64);
     let create = parse_body(&body)?;
@@ -115,9 +124,7 @@ async fn create(State(app): State<App>, body: Result<Bytes, BytesRejection>) -> 
 fn unreadable(app: &App, rejection: &BytesRejection) -> ApiError {
     if rejection.status() == StatusCode::PAYLOAD_TOO_LARGE {
         let limit = app.gateway.config().max_request_bytes;
-        return ApiError::too_large(format!(
-            "the body is larger than {limit} bytes: send less, or use the WebSocket"
-        ));
+        return ApiError::too_large(format!("the body is larger than {limit} bytes: send less"));
     }
     ApiError::invalid("invalid_body", format!("the body could not be read: {rejection}"))
 }

@@ -119,6 +119,7 @@ fn find_parent(gateway: &Gateway, create: &Create, origin: &Origin) -> Result<Op
     match latest.cloned().or_else(|| gateway.store().get(id)) {
         Some(stored) => Ok(Some(stored)),
         None => {
+            let id: String = id.chars().take(80).collect();
             let message =
                 format!("no response with the id `{id}` can be continued here: send the whole input");
             Err(ApiError::invalid("previous_response_not_found", message).at("previous_response_id"))

@@ -32,6 +32,9 @@ use crate::wire::{self, Create, Transport, Usage};
 /// A turn that started is announced after this long, even if no worker has taken it yet.
 const ANNOUNCE_AFTER: Duration = Duration::from_millis(300);
 
+/// The pause before the second resubmission; it doubles with each.
+const RESUBMIT_PAUSE: Duration = Duration::from_millis(25);
+
 /// Inputs up to this size take less than a millisecond to tokenize.
 const LONG_INPUT_BYTES: usize = 32 << 10;
 
@@ -168,14 +171,14 @@ impl Finish {
 
 /// Why an attempt ended early.
 enum Failure {
-    Worker { status: Status, worker: Option<String> },
+    Worker { status: Status, worker: Option<v1::WorkerRef> },
     Client(ApiError),
 }
 
 /// A turn at a worker.
 struct Running {
     stream: Streaming<v1::GenerateEvent>,
-    worker: String,
+    worker: v1::WorkerRef,
     _counted: Counted,
 }
 
@@ -190,7 +193,7 @@ struct Run<'a> {
     detokenizer: Detokenizer,
     started: Option<v1::Started>,
     decode_worker: String,
-    avoid: Vec<String>,
+    avoid: Vec<v1::WorkerRef>,
     n_attempts: usize,
 }
 
@@ -228,7 +231,8 @@ impl<'a> Run<'a> {
                 Err(failure) => match (self.give_up(failure), self.said_all()) {
                     (Some(error), _) => return Err(error),
                     (None, Some(finish)) => return Ok(finish),
-                    (None, None) => {}
+                    // Who failed may be on its way back.
+                    (None, None) => tokio::time::sleep(RESUBMIT_PAUSE * (1 << self.n_attempts.min(5))).await,
                 },
             }
         }
@@ -281,7 +285,7 @@ impl<'a> Run<'a> {
         let cluster = self.gateway.cluster();
         let plan = cluster.route(&query).await.map_err(|status| Failure::Worker { status, worker: None })?;
         let decode = plan.decode.clone().unwrap_or_default();
-        let failure = |status| Failure::Worker { status, worker: Some(decode.id.clone()) };
+        let failure = |status| Failure::Worker { status, worker: Some(decode.clone()) };
         let request = self.request(log, &plan, &self.prepared.cut);
         let (stream, counted) = match cluster.generate(&decode, request).await {
             Err(status) if Reason::of(&status) == Some(Reason::ParentUnknown) => {
@@ -291,7 +295,7 @@ impl<'a> Run<'a> {
             }
             result => result.map_err(failure)?,
         };
-        Ok(Running { stream, worker: decode.id, _counted: counted })
+        Ok(Running { stream, worker: decode, _counted: counted })
     }
 
     fn request(&self, log: &TokenLog, plan: &v1::RoutePlan, cut: &Cut) -> v1::GenerateRequest {
@@ -329,7 +333,11 @@ impl<'a> Run<'a> {
             match event {
                 Some(WorkerEvent::Started(started)) => {
                     self.decode_worker.clone_from(&started.decode_worker);
-                    self.started.get_or_insert(started);
+                    match &mut self.started {
+                        // What was cached and computed is told of the first start, who serves of the last.
+                        Some(first) => first.decode_worker = started.decode_worker,
+                        none => *none = Some(started),
+                    }
                 }
                 Some(WorkerEvent::Tokens(tokens)) => {
                     let mut text = String::new();
@@ -362,7 +370,7 @@ impl<'a> Run<'a> {
         };
         if may_retry(&status) && self.n_attempts <= self.gateway.config().max_resubmissions {
             tracing::warn!(
-                worker,
+                worker = worker.id,
                 error = status.message(),
                 "worker failed: the turn is sent to another one"
             );

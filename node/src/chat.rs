@@ -46,6 +46,9 @@ pub async fn run(args: ChatArgs) -> anyhow::Result<()> {
             "/new" => client.forget(),
             text => {
                 if let Err(error) = one(&mut client, text, &style).await {
+                    if !interactive {
+                        return Err(error);
+                    }
                     say(&format!("{error:#}\n"))?;
                     // A lost connection takes the conversation along unless the server has stored it; it has.
                     client = client.reconnected(&args.url).await?;

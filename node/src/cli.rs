@@ -262,8 +262,8 @@ pub struct ChatArgs {
     /// Instructions for the model
     #[arg(long, value_name = "TEXT", default_value = "You are a helpful assistant.")]
     pub instructions: String,
-    /// Sampling temperature
-    #[arg(long, value_name = "T", default_value_t = 0.2)]
+    /// Sampling temperature; 0 gives the same answer each time
+    #[arg(long, value_name = "T", default_value_t = 0.0)]
     pub temperature: f32,
     /// Nucleus sampling
     #[arg(long, value_name = "P", default_value_t = 0.9)]

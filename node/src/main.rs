@@ -22,7 +22,10 @@ fn main() -> ExitCode {
         Ok(runtime) => runtime,
         Err(error) => return fail(&error.into(), 1),
     };
-    match runtime.block_on(run(cli)) {
+    let result = runtime.block_on(run(cli));
+    // A download that nobody waits for any more must not hold up the end.
+    runtime.shutdown_background();
+    match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) if error.is::<roles::BadConfig>() => fail(&error, EXIT_CONFIG),
         Err(error) => fail(&error, 1),

@@ -25,6 +25,11 @@ use crate::health::{self, Ready};
 use crate::models;
 use crate::telemetry::Telemetry;
 
+/// Larger numbers are mistakes, not limits.
+const MAX_COUNT: usize = 1 << 32;
+const MAX_THREADS: usize = 256;
+const MAX_STEP_TOKENS: usize = 4096;
+
 /// Signals this soon after the first one are not a second request.
 const SAME_SIGNAL: Duration = Duration::from_millis(500);
 
@@ -173,6 +178,7 @@ pub(crate) async fn serve_gateway(
 /// # Errors
 /// When the port cannot be had.
 pub async fn run_router(args: RouterArgs, telemetry: &Telemetry) -> anyhow::Result<()> {
+    check_plan(&args.plan)?;
     let listener = bind(args.listen).await?;
     tracing::info!(address = %listener.local_addr()?, workers = args.workers.join(","), "router serves");
     let config = router_config(&args.plan, args.workers);
@@ -211,6 +217,7 @@ pub async fn run_worker(role: WorkerRole, args: WorkerArgs, telemetry: &Telemetr
         ))
         .into());
     }
+    check_engine(&args.engine, 1)?;
     let listener = bind(args.listen).await?;
     let address = listener.local_addr()?;
     let path = models::fetch(&args.model).await?;
@@ -373,22 +380,64 @@ fn epoch() -> u64 {
         .map_or(1, |since| u64::try_from(since.as_nanos()).unwrap_or(u64::MAX))
 }
 
+/// Checks the costs that plans are made with.
+pub(crate) fn check_plan(plan: &PlanArgs) -> anyhow::Result<()> {
+    let fine = |us: f64| us.is_finite() && us >= 0.0;
+    if fine(plan.handover_us) && fine(plan.block_us) {
+        return Ok(());
+    }
+    Err(BadConfig("--handover-us and --block-us are microseconds, 0 or more".to_owned()).into())
+}
+
+/// Checks that `n_workers` engines fit this machine.
+pub(crate) fn check_engine(engine: &EngineArgs, n_workers: usize) -> anyhow::Result<()> {
+    if engine.threads > MAX_THREADS {
+        return Err(BadConfig(format!("--threads is at most {MAX_THREADS}")).into());
+    }
+    if engine.max_worker_turns == 0 {
+        return Err(
+            BadConfig("--max-worker-turns 0 would refuse every turn: give at least 1".to_owned()).into()
+        );
+    }
+    if engine.step_tokens > MAX_STEP_TOKENS {
+        return Err(BadConfig(format!("--step-tokens is at most {MAX_STEP_TOKENS}")).into());
+    }
+    let wanted = u64::from(engine.kv_memory_mb).saturating_mul(n_workers as u64);
+    match total_memory_mb() {
+        Some(total) if wanted > total => Err(BadConfig(format!(
+            "{n_workers} workers with --kv-memory-mb {} need {wanted} MiB, this machine has {total}: give less",
+            engine.kv_memory_mb
+        ))
+        .into()),
+        _ => Ok(()),
+    }
+}
+
+/// The machine's memory, where the system tells it.
+fn total_memory_mb() -> Option<u64> {
+    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix("MemTotal:"))?;
+    line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok().map(|kb| kb / 1024)
+}
+
 /// Checks what clap's types cannot.
 pub(crate) fn check_api(api: &ApiArgs) -> anyhow::Result<()> {
-    let zero = [
+    let counts = [
         (api.max_request_bytes, "--max-request-bytes"),
         (api.max_connections, "--max-connections"),
         (api.max_turns, "--max-turns"),
         (api.max_queued_creates, "--max-queued-creates"),
     ];
-    if let Some((_, name)) = zero.into_iter().find(|(value, _)| *value == 0) {
-        return Err(BadConfig(format!("{name} 0 would refuse everything: give at least 1")).into());
+    if let Some((_, name)) = counts.into_iter().find(|(value, _)| !(1..=MAX_COUNT).contains(value)) {
+        return Err(BadConfig(format!("{name} is between 1 and {MAX_COUNT}")).into());
     }
     if !(0.0..=2.0).contains(&api.temperature) || !(0.0..=1.0).contains(&api.top_p) {
         return Err(BadConfig("--temperature is between 0 and 2, --top-p between 0 and 1".to_owned()).into());
     }
-    if api.ping_ms == 0 || api.heartbeat_ms == 0 {
-        return Err(BadConfig("--ping-ms and --heartbeat-ms are at least 1".to_owned()).into());
+    if api.ping_ms == 0 || api.heartbeat_ms == 0 || api.connection_life_s == 0 {
+        return Err(
+            BadConfig("--ping-ms, --heartbeat-ms and --connection-life-s are at least 1".to_owned()).into()
+        );
     }
     Ok(())
 }

@@ -14,6 +14,7 @@ use tracing_subscriber::util::SubscriberInitExt;
 use tracing_subscriber::{EnvFilter, Layer};
 
 use crate::cli::TelemetryArgs;
+use crate::roles::BadConfig;
 
 /// Seconds; from a cache hit to a long prompt on a small machine.
 const BUCKETS: [f64; 16] =
@@ -32,7 +33,8 @@ pub struct Telemetry {
 /// When the filter or the endpoint is malformed, or telemetry runs already.
 pub fn start(args: &TelemetryArgs, service: bool) -> anyhow::Result<Telemetry> {
     let filter = args.log.as_deref().unwrap_or(if service { "info" } else { "warn" });
-    let filter = EnvFilter::try_new(filter).with_context(|| format!("--log {filter} is no filter"))?;
+    let filter = EnvFilter::try_new(filter)
+        .map_err(|error| BadConfig(format!("--log {filter} is no filter: {error}")))?;
     let traces = args.otlp_endpoint.as_deref().map(exporter).transpose()?;
     let log = tracing_subscriber::fmt::layer()
         .with_writer(std::io::stderr)
@@ -54,6 +56,9 @@ pub fn start(args: &TelemetryArgs, service: bool) -> anyhow::Result<Telemetry> {
 }
 
 fn exporter(endpoint: &str) -> anyhow::Result<SdkTracerProvider> {
+    if !endpoint.starts_with("http://") {
+        return Err(BadConfig(format!("--otlp-endpoint {endpoint} is no http://HOST:PORT")).into());
+    }
     let exporter = opentelemetry_otlp::SpanExporter::builder()
         .with_tonic()
         .with_endpoint(endpoint)

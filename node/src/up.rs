@@ -19,6 +19,9 @@ use crate::{models, self_check};
 /// How long the roles may take to find each other.
 const START_TIMEOUT: Duration = Duration::from_secs(20);
 
+/// Workers of one process; more of them share the same cores.
+const MAX_WORKERS: usize = 64;
+
 /// A running cluster. The parts stop in the order in which work flows: gateway, router, decode, prefill.
 struct Cluster {
     api: SocketAddr,
@@ -52,11 +55,20 @@ pub async fn run(args: UpArgs, telemetry: &Telemetry) -> anyhow::Result<()> {
     if args.decode == 0 {
         return Err(BadConfig("--decode 0 leaves nobody to answer: give at least 1".to_owned()).into());
     }
+    if args.decode + args.prefill > MAX_WORKERS {
+        return Err(BadConfig(format!(
+            "--prefill and --decode start at most {MAX_WORKERS} workers in one process"
+        ))
+        .into());
+    }
     roles::check_api(&args.api)?;
+    roles::check_plan(&args.plan)?;
+    roles::check_engine(&args.engine, args.decode + args.prefill)?;
     let began = Instant::now();
     let listener = roles::bind(args.listen).await?;
     let (signalled, signals) = roles::shutdown_on_signal()?;
-    let serve = async {
+    let stopped = signalled.clone();
+    let start = async {
         let path = models::fetch(&args.model).await?;
         let text = roles::open_text(&path).await?;
         let name = text.name.clone();
@@ -71,6 +83,14 @@ pub async fn run(args: UpArgs, telemetry: &Telemetry) -> anyhow::Result<()> {
         }
         invite(&mut banner, cluster.api, &name, began.elapsed());
         std::io::stdout().write_all(banner.as_bytes())?;
+        Ok::<_, anyhow::Error>(cluster)
+    };
+    let serve = async {
+        // Nothing has been served yet: whoever stops it now need not wait.
+        let mut cluster = tokio::select! {
+            cluster = start => cluster?,
+            () = stopped.cancelled() => return Ok(()),
+        };
         tokio::select! {
             () = signalled.cancelled() => cluster.stop().await,
             error = cluster.failed() => Err(error),
@@ -205,7 +225,7 @@ fn invite(banner: &mut String, api: SocketAddr, model: &str, took: Duration) {
         "Ready after {:.1} s. Try:\n  \
          baton chat --url ws://{api}/v1/responses\n  \
          curl -s http://{api}/v1/responses -H 'content-type: application/json' \\\n    \
-         -d '{{\"model\": \"{model}\", \"input\": \"What is the capital of France?\"}}'\n  \
+         -d '{{\"model\": \"{model}\", \"input\": \"What is the capital of France?\", \"temperature\": 0, \"max_output_tokens\": 64}}'\n  \
          python: OpenAI(base_url=\"http://{api}/v1\", api_key=\"none\").responses.connect()\n  \
          curl -s http://{api}/metrics\n\
          Ctrl-C stops it.\n",

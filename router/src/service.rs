@@ -123,7 +123,10 @@ impl Cluster {
                 member.info.role() == role
                     && member.info.model_fingerprint == request.model_fingerprint
                     && !member.load.is_draining()
-                    && !request.avoid.contains(&member.info.id)
+                    && !request
+                        .avoid
+                        .iter()
+                        .any(|avoid| avoid.id == member.info.id && avoid.epoch == member.info.epoch)
             })
         };
         let decode: Vec<&Member> = usable(v1::Role::Decode).collect();
@@ -199,12 +202,9 @@ fn candidate(member: &Member, held: usize, guess: Guess, now: Instant) -> Candid
 }
 
 fn no_worker(request: &v1::RouteRequest) -> Status {
-    let avoided = if request.avoid.is_empty() {
-        String::new()
-    } else {
-        format!(" besides {}", request.avoid.join(", "))
-    };
-    Reason::NoWorker.status(format!("no decode worker with this model is connected{avoided}"))
+    let failed: Vec<&str> = request.avoid.iter().map(|worker| worker.id.as_str()).collect();
+    let besides = if failed.is_empty() { String::new() } else { format!(" besides {}", failed.join(", ")) };
+    Reason::NoWorker.status(format!("no decode worker with this model is connected{besides}"))
 }
 
 /// `held` lists decode workers first, then prefill workers.

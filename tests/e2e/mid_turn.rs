@@ -98,6 +98,43 @@ async fn a_prefill_worker_dies_while_it_prefills() -> anyhow::Result<()> {
     Ok(())
 }
 
+#[tokio::test]
+async fn a_decode_worker_dies_before_it_has_said_anything() -> anyhow::Result<()> {
+    let mut cluster = Cluster::start(Spec::split(1, 2)).await?;
+    cluster.forgive_warnings();
+    let mut watched = Watched::open(&cluster).await?;
+    let long = SECOND.repeat(8);
+    watched.chat.socket.send(&watched.chat.frame(&long, 12)).await?;
+    until("its prompt is being filled", async || cluster.prefill[0].engine.live_turns() > 0).await;
+    let busy = cluster.decode.iter_mut().find(|worker| worker.engine.live_turns() > 0);
+    let busy = busy.context("the turn waits somewhere")?;
+    let died = busy.info.id.clone();
+    busy.kill().await;
+    let turn = watched.chat.socket.rest(Vec::new()).await?;
+    watched.chat.answered(&turn);
+    check_seamless(&turn);
+    assert_eq!(turn.account("resubmissions"), 1, "{}", turn.last());
+    assert_ne!(turn.worker("decode_worker"), died);
+    assert_eq!(turn.output_ids(), watched.plain.say(&long, 12));
+    Ok(())
+}
+
+#[tokio::test]
+async fn the_only_decode_worker_restarts_in_mid_turn() -> anyhow::Result<()> {
+    let mut cluster = Cluster::start(Spec::aggregated(1)).await?;
+    cluster.forgive_warnings();
+    let mut watched = Watched::open(&cluster).await?;
+    watched.chat.socket.send(&watched.chat.frame(FIRST, LONG)).await?;
+    let events = watched.chat.socket.until("response.output_text.delta").await?;
+    cluster.decode[0].kill().await;
+    cluster.restart_decode(0)?;
+    let turn = watched.chat.socket.rest(events).await?;
+    watched.chat.answered(&turn);
+    check_seamless(&turn);
+    assert_eq!(turn.output_ids(), watched.plain.say(FIRST, LONG), "{}", turn.last());
+    Ok(())
+}
+
 /// A decode worker that says all it was asked for and dies before it says that this was all.
 struct LastWordless {
     info: v1::WorkerInfo,
