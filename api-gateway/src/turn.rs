@@ -458,8 +458,6 @@ impl<'a> Run<'a> {
         }
         let started = self.started.clone().unwrap_or_default();
         tracing::info!(
-            conversation = self.prepared.conversation,
-            response = emitter.id(),
             decode = started.decode_worker,
             prefill = started.prefill_worker,
             input_tokens = usage.input_tokens,

@@ -225,7 +225,8 @@ fn invite(banner: &mut String, api: SocketAddr, model: &str, took: Duration) {
         "Ready after {:.1} s. Try:\n  \
          baton chat --url ws://{api}/v1/responses\n  \
          curl -s http://{api}/v1/responses -H 'content-type: application/json' \\\n    \
-         -d '{{\"model\": \"{model}\", \"input\": \"What is the capital of France?\", \"temperature\": 0, \"max_output_tokens\": 64}}'\n  \
+         -d '{{\"model\": \"{model}\", \"input\": \"What is the capital of France?\", \
+     \"instructions\": \"You are a helpful assistant.\", \"temperature\": 0, \"max_output_tokens\": 64}}'\n  \
          python: OpenAI(base_url=\"http://{api}/v1\", api_key=\"none\").responses.connect()\n  \
          curl -s http://{api}/metrics\n\
          Ctrl-C stops it.\n",
