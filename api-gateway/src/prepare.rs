@@ -36,18 +36,50 @@ pub(crate) struct Prepared {
     pub(crate) last_decode: String,
 }
 
-/// Checks the request against the model and the conversation, and builds its prompt.
+/// What a turn continues and takes over, before anything is rendered.
+#[derive(Debug)]
+pub(crate) struct Basis {
+    parent: Option<Arc<Stored>>,
+    instructions: Option<Arc<str>>,
+    tools: Arc<str>,
+}
+
+/// Checks the request against the model and finds what it continues.
 ///
 /// # Errors
-/// When the model or the parent is unknown, or the prompt does not fit the context.
-pub(crate) fn prepare(gateway: &Gateway, create: &Create, origin: &Origin) -> Result<Prepared, ApiError> {
+/// When the model or the parent is unknown, or the input cannot fit the context.
+pub(crate) fn find_basis(gateway: &Gateway, create: &Create, origin: &Origin) -> Result<Basis, ApiError> {
     check_model(gateway, create)?;
     check_size(gateway, create)?;
     let parent = find_parent(gateway, create, origin)?;
     let instructions =
         inherit(&create.instructions, parent.as_deref().and_then(|p| p.instructions.as_ref()), origin);
     let tools = inherit(&create.tools, parent.as_deref().map(|p| &p.tools), origin);
-    let tools: Arc<str> = tools.unwrap_or_else(|| "[]".into());
+    Ok(Basis { parent, instructions, tools: tools.unwrap_or_else(|| "[]".into()) })
+}
+
+impl Basis {
+    /// True when the turn renders a long conversation anew.
+    pub(crate) fn rerenders_much(&self, gateway: &Gateway, create: &Create) -> bool {
+        const MUCH: usize = 4096;
+        self.parent.as_deref().is_some_and(|parent| {
+            let appends = self.instructions == parent.instructions && appendable(gateway, &create.input);
+            parent.log.len() > MUCH && !appends
+        })
+    }
+}
+
+/// Builds the turn's prompt.
+///
+/// # Errors
+/// When the template cannot render it or it does not fit the context.
+pub(crate) fn prepare(
+    gateway: &Gateway,
+    create: &Create,
+    origin: &Origin,
+    basis: Basis,
+) -> Result<Prepared, ApiError> {
+    let Basis { parent, instructions, tools } = basis;
     let reply = if create.generate { Reply::Expected } else { Reply::None };
     let built = build(gateway, create, parent.as_deref(), instructions.as_deref(), reply)?;
     metrics::counter!(names::TOKENIZED_TOKENS).increment(built.n_tokenized as u64);
@@ -78,14 +110,6 @@ fn own_text_tokens(parent: Option<&Stored>, instructions: Option<&Arc<str>>, too
         theirs.into_iter().flatten().flatten().any(|other| Arc::ptr_eq(other, text))
     };
     instructions.into_iter().chain([tools]).filter(|text| !shared(text)).map(|text| text.len() / 4).sum()
-}
-
-/// True when the turn renders a long conversation anew.
-pub(crate) fn rerenders_much(gateway: &Gateway, create: &Create, origin: &Origin) -> bool {
-    const MUCH: usize = 4096;
-    let Ok(Some(parent)) = find_parent(gateway, create, origin) else { return false };
-    let instructions = inherit(&create.instructions, parent.instructions.as_ref(), origin);
-    parent.log.len() > MUCH && (instructions != parent.instructions || !appendable(gateway, &create.input))
 }
 
 fn check_model(gateway: &Gateway, create: &Create) -> Result<(), ApiError> {

@@ -24,7 +24,7 @@ use crate::conversation::{Cut, Item, TokenLog};
 use crate::emit::{Emitter, EventSink};
 use crate::error::ApiError;
 use crate::metrics as names;
-use crate::prepare::{Prepared, prepare, rerenders_much};
+use crate::prepare::{Prepared, find_basis, prepare};
 use crate::state::Gateway;
 use crate::store::Stored;
 use crate::wire::{self, Create, Transport, Usage};
@@ -129,11 +129,13 @@ async fn prepare_off_thread(
     create: Create,
     origin: Origin,
 ) -> Result<(Prepared, Create), ApiError> {
-    if create.text_bytes() <= LONG_INPUT_BYTES && !rerenders_much(gateway, &create, &origin) {
-        return Ok((prepare(gateway, &create, &origin)?, create));
+    let basis = find_basis(gateway, &create, &origin)?;
+    if create.text_bytes() <= LONG_INPUT_BYTES && !basis.rerenders_much(gateway, &create) {
+        return Ok((prepare(gateway, &create, &origin, basis)?, create));
     }
     let gateway = gateway.clone();
-    let preparing = tokio::task::spawn_blocking(move || Ok((prepare(&gateway, &create, &origin)?, create)));
+    let preparing =
+        tokio::task::spawn_blocking(move || Ok((prepare(&gateway, &create, &origin, basis)?, create)));
     preparing.await.unwrap_or_else(|_| Err(ApiError::internal("preparing the turn was interrupted")))
 }
 

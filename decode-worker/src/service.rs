@@ -1,14 +1,11 @@
 //! `Generate`: one call is one turn.
 
-use std::num::NonZeroU32;
 use std::pin::Pin;
 use std::sync::Arc;
 
 use engine::Engine;
 use engine::job::{Error, FinishReason, Job, Prompt, SequenceId};
-use engine::sample::SamplingParams;
 use futures::Stream;
-use kv::hash::{BlockHash, HashKey};
 use kv::transfer::Links;
 use proto::reason::Reason;
 use proto::v1::generate_event::Event;
@@ -84,18 +81,13 @@ impl DecodeService {
         if prompt.model_fingerprint[..] != fingerprint {
             return Err(Reason::Mismatch.status(format!("{} runs another model", self.config.info.id)));
         }
-        let parent = BlockHash::from_wire(&prompt.parent)
-            .map_err(|error| Status::invalid_argument(error.to_string()))?;
         Ok(Job {
             turn: request.turn,
-            prompt: Prompt {
-                key: HashKey::derive(&fingerprint, &prompt.tenant_salt),
-                parent,
-                ids: prompt.ids.clone(),
-            },
+            prompt: Prompt::from_wire(prompt.clone(), &fingerprint)
+                .map_err(|error| Status::invalid_argument(error.to_string()))?,
             fill: origin.fill(),
             export: None,
-            sampling: sampling(request.sampling.as_ref()),
+            sampling: request.sampling.unwrap_or_default().into(),
             max_output_tokens: request.max_output_tokens as usize,
             stop_ids: request.stop_ids.clone(),
             sink,
@@ -231,16 +223,6 @@ fn origin(request: &v1::GenerateRequest) -> Origin {
             Origin::Pull { source: source.into(), n_blocks: request.source_blocks as usize }
         }
         (None, None) => Origin::Own,
-    }
-}
-
-fn sampling(wire: Option<&v1::Sampling>) -> SamplingParams {
-    let wire = wire.copied().unwrap_or_default();
-    SamplingParams {
-        temperature: wire.temperature,
-        top_p: wire.top_p,
-        top_k: NonZeroU32::new(wire.top_k),
-        seed: wire.seed,
     }
 }
 

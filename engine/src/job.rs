@@ -2,9 +2,10 @@
 
 use std::fmt;
 
-use kv::hash::{BlockHash, HashKey};
+use kv::hash::{BlockHash, HashKey, WrongLength};
 use kv::pool::BlockId;
 use kv::port::FrameSender;
+use proto::v1;
 
 use crate::sample::SamplingParams;
 
@@ -18,6 +19,17 @@ pub struct Prompt {
     pub key: HashKey,
     pub parent: BlockHash,
     pub ids: Vec<u32>,
+}
+
+impl Prompt {
+    /// Reads a prompt for a model of `fingerprint`.
+    ///
+    /// # Errors
+    /// When the parent is no block hash.
+    pub fn from_wire(wire: v1::Prompt, fingerprint: &[u8; 32]) -> Result<Self, WrongLength> {
+        let key = HashKey::derive(fingerprint, &wire.tenant_salt);
+        Ok(Self { key, parent: BlockHash::from_wire(&wire.parent)?, ids: wire.ids })
+    }
 }
 
 /// Whose work fills the prompt's KV.
@@ -85,9 +97,9 @@ pub struct Admitted {
     pub prompt_tokens: usize,
     /// Prompt tokens whose KV was held already.
     pub cached_tokens: usize,
-    /// Hashes of all full blocks of the prompt.
+    /// Hashes of all full blocks of the prompt; empty when nothing is granted.
     pub hashes: Vec<BlockHash>,
-    /// The whole prompt, for whoever lacks its parent.
+    /// The whole prompt, for whoever lacks its parent; empty when nothing is granted.
     pub ids: Vec<u32>,
     /// Blocks that wait for bytes under the grant of this sequence, in prompt order after the cached ones.
     pub granted: Vec<BlockId>,

@@ -4,6 +4,8 @@
 use std::cmp::Ordering;
 use std::num::NonZeroU32;
 
+use proto::v1;
+
 #[cfg(test)]
 mod tests;
 
@@ -22,6 +24,13 @@ pub struct SamplingParams {
 impl SamplingParams {
     /// Always the likeliest token.
     pub const GREEDY: Self = Self { temperature: 0.0, top_p: 1.0, top_k: None, seed: 0 };
+}
+
+impl From<v1::Sampling> for SamplingParams {
+    fn from(wire: v1::Sampling) -> Self {
+        let v1::Sampling { temperature, top_p, top_k, seed } = wire;
+        Self { temperature, top_p, top_k: NonZeroU32::new(top_k), seed }
+    }
 }
 
 /// A chosen token.

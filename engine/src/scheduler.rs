@@ -118,11 +118,13 @@ impl Scheduler {
         let mut heard = true;
         if first_time {
             self.admitted_turns.push(sequence.turn);
+            // Only who fetches KV from elsewhere needs to name it: the history is not copied for anybody else.
+            let waits = !granted.is_empty();
             let admitted = Admitted {
                 prompt_tokens: sequence.prompt_tokens,
                 cached_tokens,
-                hashes: sequence.hashes.clone(),
-                ids: sequence.tokens.clone(),
+                hashes: if waits { sequence.hashes.clone() } else { Vec::new() },
+                ids: if waits { sequence.tokens.clone() } else { Vec::new() },
                 granted,
             };
             heard = sequence.tell(Event::Admitted(admitted));

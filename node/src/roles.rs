@@ -151,7 +151,9 @@ pub async fn run_gateway(args: GatewayArgs, telemetry: &Telemetry) -> anyhow::Re
     let text = open_text(&path).await?;
     tracing::info!(%address, model = text.name, routers = args.routers.join(","), "gateway serves");
     let config = gateway_config(&args.api, &args.drain, args.routers);
-    until_signal(async |shutdown| serve_gateway(config, text, listener, telemetry, shutdown).await).await
+    let readiness = api_gateway::Readiness::default();
+    until_signal(async |shutdown| serve_gateway(config, text, listener, telemetry, readiness, shutdown).await)
+        .await
 }
 
 pub(crate) async fn serve_gateway(
@@ -159,9 +161,9 @@ pub(crate) async fn serve_gateway(
     text: TextModel,
     listener: TcpListener,
     telemetry: &Telemetry,
+    readiness: api_gateway::Readiness,
     shutdown: CancellationToken,
 ) -> anyhow::Result<()> {
-    let readiness = api_gateway::Readiness::default();
     let (ready, draining) = (readiness.clone(), shutdown.clone());
     let ready: Ready = Arc::new(move || match (draining.is_cancelled(), ready.is_ready()) {
         (true, _) => Err("draining"),

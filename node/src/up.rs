@@ -25,6 +25,7 @@ const MAX_WORKERS: usize = 64;
 /// A running cluster. The parts stop in the order in which work flows: gateway, router, decode, prefill.
 struct Cluster {
     api: SocketAddr,
+    gateway: api_gateway::Readiness,
     parts: Vec<Part>,
 }
 
@@ -147,12 +148,14 @@ async fn start(
 
     let api = listener.local_addr()?;
     let _ = writeln!(banner, "  {:<10} http://{api}", "gateway");
+    let readiness = api_gateway::Readiness::default();
+    let ready = readiness.clone();
     let config = roles::gateway_config(&args.api, &args.drain, vec![router_address]);
     let (own_telemetry, shutdown) = (telemetry.clone(), gateway.shutdown.clone());
-    gateway
-        .tasks
-        .spawn(async move { roles::serve_gateway(config, text, listener, &own_telemetry, shutdown).await });
-    Ok(Cluster { api, parts: vec![gateway, router, decode, prefill] })
+    gateway.tasks.spawn(async move {
+        roles::serve_gateway(config, text, listener, &own_telemetry, ready, shutdown).await
+    });
+    Ok(Cluster { api, gateway: readiness, parts: vec![gateway, router, decode, prefill] })
 }
 
 async fn own_port() -> anyhow::Result<TcpListener> {
@@ -162,12 +165,12 @@ async fn own_port() -> anyhow::Result<TcpListener> {
 impl Cluster {
     /// Waits until the gateway knows of a decode worker.
     async fn ready(&mut self) -> anyhow::Result<()> {
-        let url = format!("{}", self.api);
+        let gateway = self.gateway.clone();
         let poll = async {
             let mut tick = tokio::time::interval(Duration::from_millis(20));
             loop {
                 tick.tick().await;
-                if is_ready(&url).await {
+                if gateway.is_ready() {
                     return;
                 }
             }
@@ -201,22 +204,6 @@ impl Cluster {
         }
         Ok(())
     }
-}
-
-async fn is_ready(address: &str) -> bool {
-    use tokio::io::{AsyncReadExt, AsyncWriteExt};
-    let ask = async {
-        let mut stream = tokio::net::TcpStream::connect(address).await?;
-        stream
-            .write_all(
-                format!("GET /readyz HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n").as_bytes(),
-            )
-            .await?;
-        let mut answer = [0; 12];
-        stream.read_exact(&mut answer).await?;
-        Ok::<_, std::io::Error>(answer.ends_with(b"200"))
-    };
-    ask.await.unwrap_or(false)
 }
 
 fn invite(banner: &mut String, api: SocketAddr, model: &str, took: Duration) {

@@ -1,12 +1,10 @@
 //! One prompt on its way: pull what another worker holds, compute the rest, push all of it into the granted blocks.
 
-use std::num::NonZeroU32;
 use std::time::Duration;
 
 use engine::Engine;
 use engine::job::{Admitted, Error, Event, ExportTo, Fill, Job, Prompt, SequenceId, Sink};
 use engine::sample::SamplingParams;
-use kv::hash::{BlockHash, HashKey};
 use kv::port::{Frame, FrameSender};
 use kv::transfer::{self, Links, Moved, Peer, Pull};
 use proto::v1;
@@ -49,23 +47,12 @@ impl Order {
         let missing = |what: &str| Failure::Malformed(format!("{what} is missing"));
         let prompt = request.prompt.ok_or_else(|| missing("the prompt"))?;
         let grant = request.grant.ok_or_else(|| missing("the grant"))?;
-        let parent =
-            BlockHash::from_wire(&prompt.parent).map_err(|error| Failure::Malformed(error.to_string()))?;
-        let sampling = request.sampling.unwrap_or_default();
         let source = request.source.map(|source| (Peer::from(source), request.source_blocks as usize));
         Ok(Self {
             turn: request.turn,
-            prompt: Prompt {
-                key: HashKey::derive(fingerprint, &prompt.tenant_salt),
-                parent,
-                ids: prompt.ids,
-            },
-            sampling: SamplingParams {
-                temperature: sampling.temperature,
-                top_p: sampling.top_p,
-                top_k: NonZeroU32::new(sampling.top_k),
-                seed: sampling.seed,
-            },
+            prompt: Prompt::from_wire(prompt, fingerprint)
+                .map_err(|error| Failure::Malformed(error.to_string()))?,
+            sampling: request.sampling.unwrap_or_default().into(),
             sample_first: request.sample_first,
             receiver: grant.worker.ok_or_else(|| missing("the owner of the grant"))?.into(),
             grant: grant.id,

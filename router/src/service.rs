@@ -214,21 +214,13 @@ fn to_wire(choice: Choice, decode: &[&Member], prefill: &[&Member], held: &[usiz
     let (holder, most) = held.iter().copied().enumerate().max_by_key(|(_, n)| *n).unwrap_or((filler, 0));
     let members: Vec<&&Member> = decode.iter().chain(prefill).collect();
     let source = (most > held[filler]).then(|| worker_ref(members[holder]));
-    #[expect(
-        clippy::cast_possible_truncation,
-        clippy::cast_sign_loss,
-        reason = "an estimate in whole microseconds"
-    )]
-    let estimated_ttft_us = choice.ttft_us as u64;
     v1::RoutePlan {
         chain_unknown: false,
         decode: Some(worker_ref(decode[choice.decode])),
         prefill: choice.prefill.map(|p| worker_ref(prefill[p])),
         source_blocks: if source.is_some() { narrow(most) } else { 0 },
         source,
-        decode_cached_blocks: narrow(held[choice.decode]),
         prefill_cached_blocks: choice.prefill.map_or(0, |p| narrow(held[decode.len() + p])),
-        estimated_ttft_us,
     }
 }
 

@@ -151,8 +151,7 @@ impl Router for Service {
         let request = request.into_inner();
         let chain_unknown = self.knows(&request.parent)?.is_none();
         let decode = (!chain_unknown).then(|| self.shared.worker.clone());
-        let decode_cached_blocks = request.parent_blocks;
-        Ok(Response::new(v1::RoutePlan { chain_unknown, decode, decode_cached_blocks, ..Default::default() }))
+        Ok(Response::new(v1::RoutePlan { chain_unknown, decode, ..Default::default() }))
     }
 
     async fn cluster(&self, _: Request<v1::ClusterRequest>) -> Result<Response<v1::ClusterState>, Status> {
