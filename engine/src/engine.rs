@@ -13,6 +13,9 @@ use kv::port::{Port, PortCommand};
 use crate::arena::KvGeometry;
 use crate::job::{Error, Job, SequenceId};
 use crate::sequence::Place;
+use crate::speculate::Guesser;
+use crate::speculate::draft_model::DraftModel;
+use crate::speculate::head::{DraftHead, Runner};
 use crate::steps::Steps;
 use crate::weights::Weights;
 
@@ -27,6 +30,40 @@ pub struct EngineConfig {
     pub max_running: usize,
     /// Turns in the engine, waiting ones included.
     pub max_turns: usize,
+    /// Several tokens of a stream may be checked in one step, see [`crate::speculate`].
+    pub speculate: bool,
+}
+
+/// A model in memory, and what guesses ahead for it.
+#[derive(Debug, Clone)]
+pub struct Model {
+    pub weights: Arc<Weights>,
+    /// Names the model in block hashes and handshakes.
+    pub fingerprint: [u8; 32],
+    pub drafter: Drafter,
+}
+
+/// Who guesses ahead where nothing can be looked up.
+#[derive(Debug, Clone)]
+pub enum Drafter {
+    None,
+    Head(Arc<DraftHead>),
+    /// A smaller model with the same vocabulary.
+    Model(Arc<Weights>),
+}
+
+impl Model {
+    pub(crate) fn guesser(&self, threads: &Arc<ThreadPool>, config: EngineConfig) -> Guesser {
+        match &self.drafter {
+            Drafter::Head(head) if config.speculate => Guesser::Head(Runner::new(Arc::clone(head), Arc::clone(threads))),
+            Drafter::Model(weights) if config.speculate => {
+                let (weights, threads) = (Arc::clone(weights), Arc::clone(threads));
+                let model = DraftModel::new(weights, threads, config.n_blocks, config.max_running);
+                Guesser::Model(Box::new(model))
+            }
+            Drafter::None | Drafter::Head(_) | Drafter::Model(_) => Guesser::None,
+        }
+    }
 }
 
 /// What the engine's thread is told.
@@ -64,23 +101,23 @@ impl fmt::Debug for Engine {
 }
 
 impl Engine {
-    /// Starts the thread. `fingerprint` names the model in block hashes and handshakes; `name` the thread and metrics.
+    /// Starts the thread. `name` names the thread and metrics.
     ///
     /// # Errors
     /// When the operating system refuses a thread.
     pub fn start(
-        weights: Arc<Weights>,
+        model: Model,
         threads: Arc<ThreadPool>,
-        fingerprint: [u8; 32],
         config: EngineConfig,
         name: &str,
     ) -> std::io::Result<Self> {
         let (commands, inbox) = mpsc::channel();
         let announcer = Announcer::default();
         let live = Arc::new(AtomicUsize::new(0));
+        let weights = &model.weights;
         let context_tokens = weights.shape().context_len.min(config.n_blocks as usize * kv::BLOCK_TOKENS);
-        let geometry = geometry_of(weights.shape().kv_geometry(), fingerprint);
-        let steps = Steps::new(weights, threads, config, announcer.clone(), name.to_owned());
+        let geometry = geometry_of(weights.shape().kv_geometry(), model.fingerprint);
+        let steps = Steps::new(model, threads, config, announcer.clone(), name.to_owned());
         let thread = std::thread::Builder::new().name(format!("engine {name}")).spawn(move || {
             let run = std::panic::AssertUnwindSafe(|| steps.run(&inbox));
             if std::panic::catch_unwind(run).is_err() {

@@ -60,6 +60,9 @@ pub enum Logits {
 pub struct LogitRows {
     vocab: usize,
     data: Vec<f32>,
+    d_model: usize,
+    /// The residual stream that each row was made from.
+    hidden: Vec<f32>,
 }
 
 impl LogitRows {
@@ -70,6 +73,11 @@ impl LogitRows {
     /// The i-th row, `[vocab]`. Panics if there is none.
     pub fn row(&self, i: usize) -> &[f32] {
         &self.data[i * self.vocab..(i + 1) * self.vocab]
+    }
+
+    /// The residual stream behind the i-th row, before the output norm: `[d_model]`. Panics if there is none.
+    pub fn hidden(&self, i: usize) -> &[f32] {
+        &self.hidden[i * self.d_model..(i + 1) * self.d_model]
     }
 }
 
@@ -238,7 +246,7 @@ impl Forward {
         let prepared = &mut self.scratch.prepared;
         self.workers.norm(&wanted, &self.weights.output_norm, shape.rms_eps, prepared);
         self.workers.product(self.weights.head(), prepared, Write::Replace, &mut data);
-        LogitRows { vocab: shape.vocab, data }
+        LogitRows { vocab: shape.vocab, data, d_model: shape.d_model, hidden: wanted }
     }
 }
 

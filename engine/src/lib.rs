@@ -2,6 +2,7 @@
 
 pub mod arena;
 pub mod engine;
+mod costs;
 mod exports;
 pub mod forward;
 mod grants;
@@ -12,7 +13,8 @@ pub mod sample;
 mod scheduler;
 mod sequence;
 pub mod shape;
+pub mod speculate;
 mod steps;
 pub mod weights;
 
-pub use engine::{Engine, EngineConfig};
+pub use engine::{Drafter, Engine, EngineConfig, Model};

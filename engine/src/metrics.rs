@@ -10,6 +10,14 @@ pub const DECODE_TOKENS: &str = "baton_engine_decode_tokens_total";
 pub const STEP_SECONDS: &str = "baton_engine_step_seconds";
 /// Turns that hold blocks now.
 pub const RUNNING_TURNS: &str = "baton_engine_running_turns";
+/// Drafts that were checked. With `source`: lookup, head or model, as all metrics of drafts.
+pub const DRAFTS: &str = "baton_engine_drafts_total";
+/// Tokens in those drafts.
+pub const DRAFT_TOKENS: &str = "baton_engine_draft_tokens_total";
+/// Those of them that were right; divided by the drafts it is the mean acceptance length.
+pub const DRAFT_ACCEPTED: &str = "baton_engine_draft_accepted_tokens_total";
+/// Estimated decoding time that drafts have saved, less what wider steps and drafting cost.
+pub const DRAFT_SAVED_SECONDS: &str = "baton_engine_draft_saved_seconds";
 /// KV blocks that are free or can be evicted.
 pub const FREE_BLOCKS: &str = "baton_engine_free_blocks";
 /// Turns that gave their blocks back because memory was short.

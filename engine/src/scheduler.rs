@@ -1,18 +1,32 @@
 //! Who runs in the next step: admission, continuous batching with chunked prefill, preemption when blocks run out.
 //!
-//! One step mixes one token of every decoding sequence with slices of prefill within a token budget, first come first
-//! served (Orca, Yu et al. 2022; Sarathi, Agrawal et al. 2023). When no block is left, the youngest running sequence
-//! gives its blocks back and is computed again later; what it had sealed usually waits in the cache.
+//! One step mixes one token of every decoding sequence with slices of prefill (Orca, Yu et al. 2022; Sarathi, Agrawal et
+//! al. 2023). Beside streams the slices are so short that the step lasts at most twice as long as without them, going by
+//! measured costs; without streams they fill the token budget. The shortest rest goes first, but a turn that waits
+//! gains on those that came later: nobody is overtaken by more prefill than its own. A turn whose next block another one
+//! is computing, or fetching, waits for that block.
+//!
+//! When no block is left, the youngest running sequence gives its blocks back and is computed again later; what it had
+//! sealed usually waits in the cache.
 
-use std::collections::VecDeque;
+use std::collections::{HashSet, VecDeque};
 
 use kv::BLOCK_TOKENS;
+use kv::hash::BlockHash;
 use kv::pool::BlockPool;
 
+use crate::costs::StepCosts;
 use crate::exports::Exports;
 use crate::grants::Grants;
 use crate::job::{Admitted, Error, Event, ExportTo, Fill, SequenceId};
 use crate::sequence::{Sequence, State};
+use crate::speculate::MAX_STEP_DRAFTS;
+
+/// How long a step with streams and prefill may last, in steps of the streams alone.
+const MIXED_STEP_TIMES: f64 = 2.0;
+
+/// Prefill advances by this many tokens whatever it costs.
+const MIN_SLICE: usize = 4;
 
 /// A part of one sequence in a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -20,9 +34,9 @@ pub(crate) struct Share {
     /// Index into `Scheduler::running`.
     pub(crate) idx: usize,
     pub(crate) n_tokens: usize,
-    /// A slice of prefill, not the next token of a stream.
-    pub(crate) prefill: bool,
-    /// The logits of its last token are wanted.
+    /// The next token of a stream, and its draft; not a slice of prefill.
+    pub(crate) stream: bool,
+    /// The logits of its last token are wanted; of a stream, those of all.
     pub(crate) sample: bool,
 }
 
@@ -42,6 +56,9 @@ pub(crate) struct Scheduler {
     /// In order of admission: the last is the youngest.
     pub(crate) running: Vec<Sequence>,
     limits: Limits,
+    pub(crate) costs: StepCosts,
+    /// Prefill tokens planned so far.
+    n_prefilled: u64,
     pub(crate) admitted_turns: Vec<u64>,
     pub(crate) n_preempted: u64,
 }
@@ -49,7 +66,19 @@ pub(crate) struct Scheduler {
 impl Scheduler {
     pub(crate) fn new(pool: BlockPool, grants: Grants, exports: Exports, limits: Limits) -> Self {
         let (waiting, running, admitted_turns) = (VecDeque::new(), Vec::new(), Vec::new());
-        Self { pool, grants, exports, waiting, running, limits, admitted_turns, n_preempted: 0 }
+        let costs = StepCosts::default();
+        Self {
+            pool,
+            grants,
+            exports,
+            waiting,
+            running,
+            limits,
+            costs,
+            n_prefilled: 0,
+            admitted_turns,
+            n_preempted: 0,
+        }
     }
 
     pub(crate) fn n_waiting(&self) -> usize {
@@ -114,6 +143,7 @@ impl Scheduler {
         }
         // A preempted sequence has been announced before.
         let first_time = !sequence.announced;
+        sequence.admitted_at = self.n_prefilled;
         sequence.announced = true;
         let mut heard = true;
         if first_time {
@@ -142,64 +172,122 @@ impl Scheduler {
         sequence.tell(Event::Failed(Error::PromptTooLong { tokens, limit }));
     }
 
-    /// The most tokens a step can have: every running stream's next one and the largest slices of prefill.
+    /// The most tokens a step can have: every running stream's next one, drafts, and the largest slices of prefill.
     pub(crate) fn max_step_tokens(&self) -> usize {
-        self.limits.max_running + self.limits.step_tokens.max(BLOCK_TOKENS)
+        self.limits.max_running + MAX_STEP_DRAFTS + self.limits.step_tokens.max(MIN_SLICE)
     }
 
-    /// Chooses the next step. Blocks for all its tokens are allocated.
+    /// Chooses the next step: a token of every stream, then slices of prefill. Blocks for all its tokens are allocated.
     pub(crate) fn plan(&mut self) -> Vec<Share> {
         let mut shares = Vec::new();
-        for prefill in [false, true] {
-            let mut idx = 0;
-            while idx < self.running.len() {
-                let budget = self.budget(&shares, prefill);
-                if let Some(n_tokens) = self.wish(idx, prefill, budget) {
-                    if !self.make_room(idx, n_tokens, &mut shares) {
-                        continue;
-                    }
-                    let sequence = &self.running[idx];
-                    let sample = n_tokens == sequence.remaining() && sequence.wants_output();
-                    shares.push(Share { idx, n_tokens, prefill, sample });
-                }
-                idx += 1;
-            }
+        for idx in 0..self.running.len() {
+            self.take(idx, usize::from(self.is_stream(idx)), &mut shares);
         }
+        let n_streams = shares.len();
+        let mut budget = self.prefill_budget(n_streams);
+        let mut claimed = self.claimed();
+        for idx in self.by_urgency() {
+            let n_tokens = self.slice(idx, budget, &mut claimed);
+            budget -= self.take(idx, n_tokens, &mut shares);
+        }
+        let slices = shares.iter().filter(|share| !share.stream);
+        self.n_prefilled += slices.map(|share| share.n_tokens as u64).sum::<u64>();
         self.queue_exports(&shares);
         shares
     }
 
-    /// Tokens left in a step. Every stream gets its token; prefill gets the rest, and at least a block, so that it
-    /// advances however many streams there are.
-    fn budget(&self, shares: &[Share], prefill: bool) -> usize {
-        let taken =
-            |kind: bool| shares.iter().filter(|s| s.prefill == kind).map(|s| s.n_tokens).sum::<usize>();
-        if !prefill {
-            return self.limits.max_running - taken(false);
-        }
-        let slices = self.limits.step_tokens.saturating_sub(taken(false)).max(BLOCK_TOKENS);
-        slices.saturating_sub(taken(true))
+    /// True for a sequence whose next token waits only for the last one.
+    fn is_stream(&self, idx: usize) -> bool {
+        let sequence = self.running.get(idx);
+        sequence.is_some_and(|s| s.state == State::Running && s.remaining() == 1 && s.computed >= s.prompt_tokens)
     }
 
-    /// How many tokens of the sequence fit the pass over decoding or prefilling sequences.
-    fn wish(&mut self, idx: usize, prefill: bool, budget: usize) -> Option<usize> {
-        let sequence = &mut self.running[idx];
-        if sequence.state != State::Running {
-            return None;
+    /// Prefill tokens beside `n_streams` streams.
+    fn prefill_budget(&self, n_streams: usize) -> usize {
+        let limit = self.limits.step_tokens;
+        if n_streams == 0 { limit } else { self.costs.room_within(n_streams, MIXED_STEP_TIMES, limit).max(MIN_SLICE) }
+    }
+
+    /// Sequences with prefill left, the most urgent first: the shortest rest, less what others have been given since.
+    fn by_urgency(&self) -> Vec<usize> {
+        let prefills = |idx: &usize| {
+            let sequence = &self.running[*idx];
+            sequence.state == State::Running && sequence.remaining() > 0 && !self.is_stream(*idx)
+        };
+        let mut order: Vec<usize> = (0..self.running.len()).filter(prefills).collect();
+        let wait = |s: &Sequence| i64::try_from(self.n_prefilled - s.admitted_at).unwrap_or(i64::MAX);
+        order.sort_by_key(|&idx| {
+            let sequence = &self.running[idx];
+            i64::try_from(sequence.remaining()).unwrap_or(i64::MAX) - wait(sequence)
+        });
+        order
+    }
+
+    /// Blocks that somebody has begun to compute, or waits for from outside.
+    fn claimed(&self) -> HashSet<BlockHash> {
+        let mut claimed = HashSet::new();
+        for sequence in &self.running {
+            let at = sequence.computed / BLOCK_TOKENS;
+            let blocks = match sequence.state {
+                State::AwaitingKv => at..sequence.table.len(),
+                State::Running if !sequence.computed.is_multiple_of(BLOCK_TOKENS) => at..at + 1,
+                State::Running | State::Waiting => continue,
+            };
+            let last = blocks.end.min(sequence.hashes.len());
+            claimed.extend(&sequence.hashes[blocks.start.min(last)..last]);
         }
-        if sequence.remaining() > 1 {
-            // Another sequence may have computed the same prefix in the meantime.
-            sequence.reuse_held(&mut self.pool);
+        claimed
+    }
+
+    /// The next slice of prefill of at most `budget` tokens; 0 while another sequence makes the block it begins with.
+    fn slice(&mut self, idx: usize, budget: usize, claimed: &mut HashSet<BlockHash>) -> usize {
+        let Some(sequence) = self.running.get_mut(idx) else { return 0 };
+        if budget == 0 || sequence.state != State::Running {
+            return 0;
+        }
+        // Another sequence may have computed the same prefix in the meantime.
+        sequence.reuse_held(&mut self.pool);
+        let at = sequence.computed / BLOCK_TOKENS;
+        if sequence.computed.is_multiple_of(BLOCK_TOKENS)
+            && at < sequence.reusable_blocks()
+            && !claimed.insert(sequence.hashes[at])
+        {
+            return 0;
         }
         let remaining = sequence.remaining();
-        if remaining == 0 || budget == 0 || (remaining > 1) != prefill {
-            return None;
+        let whole = (sequence.computed + budget) / BLOCK_TOKENS * BLOCK_TOKENS;
+        if remaining <= budget || whole <= sequence.computed {
+            return remaining.min(budget);
         }
-        if remaining <= budget {
-            return Some(remaining);
+        whole - sequence.computed
+    }
+
+    /// Adds a share of `n_tokens`, 0 for none. Returns its tokens; fewer when the sequence itself had to give way.
+    fn take(&mut self, idx: usize, n_tokens: usize, shares: &mut Vec<Share>) -> usize {
+        if n_tokens == 0 || !self.make_room(idx, n_tokens, shares) {
+            return 0;
         }
-        let end = (sequence.computed + budget) / BLOCK_TOKENS * BLOCK_TOKENS;
-        (end > sequence.computed).then(|| end - sequence.computed)
+        let (stream, sequence) = (self.is_stream(idx), &self.running[idx]);
+        let sample = n_tokens == sequence.remaining() && sequence.wants_output();
+        shares.push(Share { idx, n_tokens, stream, sample });
+        n_tokens
+    }
+
+    /// Makes a stream's share longer by the draft of its sequence, as far as free blocks go.
+    pub(crate) fn add_draft(&mut self, share: &mut Share) {
+        let sequence = &mut self.running[share.idx];
+        let n_drafted = sequence.speculation.draft().len();
+        let needed = (sequence.computed + 1 + n_drafted).div_ceil(BLOCK_TOKENS);
+        while sequence.table.len() < needed {
+            // Drafts never push anybody out.
+            match self.pool.allocate(1) {
+                Ok(fresh) => sequence.table.extend(fresh),
+                Err(_) => break,
+            }
+        }
+        let n_fitting = (sequence.table.len() * BLOCK_TOKENS - sequence.computed - 1).min(n_drafted);
+        sequence.speculation.truncate(n_fitting);
+        share.n_tokens = 1 + n_fitting;
     }
 
     /// Allocates the blocks of the next `n_tokens`. False: the sequence itself had to give way.
@@ -250,7 +338,10 @@ impl Scheduler {
         }
         for share in shares {
             let sequence = &self.running[share.idx];
-            let until = (sequence.computed + share.n_tokens).div_ceil(BLOCK_TOKENS);
+            // A block leaves when it is full, or when the prompt ends in it.
+            let end = sequence.computed + share.n_tokens;
+            let ends = share.n_tokens == sequence.remaining();
+            let until = if ends { end.div_ceil(BLOCK_TOKENS) } else { end / BLOCK_TOKENS };
             let n_complete = sequence.computed / BLOCK_TOKENS;
             self.exports.queue(sequence.id, &sequence.table, n_complete, until, &mut self.pool);
         }

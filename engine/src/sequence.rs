@@ -4,11 +4,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use kv::BLOCK_TOKENS;
-use kv::hash::{BlockHash, HashChain};
+use kv::hash::{BlockHash, HashChain, HashKey};
 use kv::pool::{BlockId, BlockPool};
 
 use crate::job::{Event, Fill, FinishReason, SequenceId, Sink};
 use crate::sample::SamplingParams;
+use crate::speculate;
 
 /// Where a sequence stands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -25,6 +26,8 @@ pub(crate) enum State {
 pub(crate) struct Sequence {
     pub(crate) id: SequenceId,
     pub(crate) turn: u64,
+    /// Names its blocks, and its tenant.
+    pub(crate) key: HashKey,
     pub(crate) state: State,
     pub(crate) fill: Fill,
     pub(crate) tokens: Vec<u32>,
@@ -38,6 +41,9 @@ pub(crate) struct Sequence {
     /// Prompt tokens that went through this engine's model.
     pub(crate) prompt_computed: usize,
     pub(crate) announced: bool,
+    /// Prefill tokens the engine had computed for anybody when this sequence was admitted.
+    pub(crate) admitted_at: u64,
+    pub(crate) speculation: speculate::State,
     pub(crate) sampling: SamplingParams,
     pub(crate) max_output_tokens: usize,
     pub(crate) stop_ids: Vec<u32>,
@@ -76,6 +82,7 @@ impl Sequence {
         Self {
             id,
             turn: job.turn,
+            key: job.prompt.key,
             state: State::Waiting,
             fill: job.fill,
             prompt_tokens: start.tokens.len(),
@@ -87,6 +94,8 @@ impl Sequence {
             computed: 0,
             prompt_computed: 0,
             announced: false,
+            admitted_at: 0,
+            speculation: speculate::State::default(),
             sampling: job.sampling,
             max_output_tokens: job.max_output_tokens,
             stop_ids: job.stop_ids,
@@ -102,6 +111,12 @@ impl Sequence {
 
     pub(crate) fn wants_output(&self) -> bool {
         self.max_output_tokens > 0
+    }
+
+    /// Output tokens that may still come; `context` is the model's limit in tokens.
+    pub(crate) fn output_left(&self, context: usize) -> usize {
+        let n_output = self.tokens.len() - self.prompt_tokens;
+        self.max_output_tokens.saturating_sub(n_output).min(context.saturating_sub(self.tokens.len()))
     }
 
     /// Full blocks that may come from the cache: the last token is always computed when its logits are wanted.

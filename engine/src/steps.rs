@@ -5,6 +5,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError};
 use std::time::{Duration, Instant};
 
 use kernels::pool::ThreadPool;
+use kv::BLOCK_TOKENS;
 use kv::announce::Announcer;
 use kv::hash::HashChain;
 use kv::pool::BlockPool;
@@ -12,7 +13,8 @@ use kv::port::PortCommand;
 use metrics::{Counter, Gauge, Histogram};
 
 use crate::arena::KvArena;
-use crate::engine::{Command, EngineConfig};
+use crate::costs::StepCosts;
+use crate::engine::{Command, EngineConfig, Model};
 use crate::exports::{Cut, Exports};
 use crate::forward::{Forward, LogitRows, Logits, Slice};
 use crate::grants::Grants;
@@ -21,18 +23,22 @@ use crate::metrics as names;
 use crate::sample::sample;
 use crate::scheduler::{Limits, Scheduler, Share};
 use crate::sequence::{Place, Sequence, Start};
-use crate::weights::Weights;
+use crate::speculate::Speculation;
 
 /// How often a slow reader of frames is looked after while nothing else runs.
 const BACKLOG_POLL: Duration = Duration::from_millis(1);
 /// Load reports that say nothing urgent are at least this far apart.
 const LOAD_INTERVAL: Duration = Duration::from_millis(50);
 
+/// The time that measuring the costs of steps may take at the start.
+const MEASURE_TIME: Duration = Duration::from_millis(150);
+
 /// Everything the thread owns.
 pub(crate) struct Steps {
     scheduler: Scheduler,
     arena: KvArena,
     forward: Forward,
+    speculation: Speculation,
     context: usize,
     vocab: usize,
     announcer: Announcer,
@@ -55,15 +61,15 @@ struct Metrics {
 
 impl Steps {
     pub(crate) fn new(
-        weights: Arc<Weights>,
+        model: Model,
         threads: Arc<ThreadPool>,
         config: EngineConfig,
         announcer: Announcer,
         name: String,
     ) -> Self {
-        let shape = weights.shape();
+        let shape = model.weights.shape();
         let geometry = shape.kv_geometry();
-        let context = shape.context_len.min(config.n_blocks as usize * kv::BLOCK_TOKENS);
+        let context = shape.context_len.min(config.n_blocks as usize * BLOCK_TOKENS);
         let vocab = shape.vocab;
         let layer_bytes = geometry.bytes_per_block_layer();
         let n_layers = u32::try_from(geometry.n_layers).expect("a model has few layers");
@@ -75,10 +81,12 @@ impl Steps {
             Limits { step_tokens: config.step_tokens, max_running: config.max_running },
         );
         let max_step_tokens = scheduler.max_step_tokens();
+        let guesser = model.guesser(&threads, config);
         Self {
             scheduler,
             arena: KvArena::new(geometry, config.n_blocks as usize),
-            forward: Forward::new(weights, threads, max_step_tokens),
+            forward: Forward::new(model.weights, threads, max_step_tokens),
+            speculation: Speculation::new(config.speculate, guesser, &name),
             context,
             vocab,
             announcer,
@@ -91,6 +99,7 @@ impl Steps {
 
     /// Runs until told to stop or until all handles are gone.
     pub(crate) fn run(mut self, inbox: &Receiver<Command>) {
+        self.measure_costs();
         let mut idle = false;
         loop {
             match self.take_commands(inbox, idle) {
@@ -99,7 +108,8 @@ impl Steps {
             }
             self.scheduler.exports.pump(&self.arena, &mut self.scheduler.pool);
             self.scheduler.admit();
-            let shares = self.scheduler.plan();
+            let mut shares = self.scheduler.plan();
+            self.add_drafts(&mut shares);
             idle = shares.is_empty() && !self.finish_prefilled();
             if !shares.is_empty() {
                 self.step(&shares);
@@ -110,6 +120,48 @@ impl Steps {
             idle &= !(released && self.scheduler.n_waiting() > 0);
             self.publish(idle);
         }
+    }
+
+    /// Measures steps of a few widths on memory that nobody uses yet.
+    fn measure_costs(&mut self) {
+        let began = Instant::now();
+        let mut measured = Vec::new();
+        let n_tokens_max = self.scheduler.max_step_tokens().min(self.context).min(self.arena.n_blocks() * BLOCK_TOKENS);
+        for width in StepCosts::widths().take_while(|&width| width <= n_tokens_max) {
+            let mut best = Duration::MAX;
+            for _ in 0..3 {
+                let left = MEASURE_TIME.saturating_sub(began.elapsed());
+                if best != Duration::MAX && left.is_zero() {
+                    break;
+                }
+                let Some(took) = self.time_step(width) else { return };
+                best = best.min(took);
+            }
+            measured.push(best);
+            if began.elapsed() >= MEASURE_TIME {
+                break;
+            }
+        }
+        tracing::debug!(?measured, "the costs of steps of 1, 2, 3, 4, 6, 8, ... tokens");
+        self.scheduler.costs.set(&measured);
+    }
+
+    fn time_step(&mut self, n_tokens: usize) -> Option<Duration> {
+        let tokens = vec![0; n_tokens];
+        let blocks: Vec<u32> = (0..).take(n_tokens.div_ceil(BLOCK_TOKENS)).collect();
+        let slice = Slice { tokens: &tokens, start: 0, blocks: &blocks, logits: Logits::All };
+        let began = Instant::now();
+        self.forward.run(&mut self.arena, &[slice], &mut |_, _| ()).ok()?;
+        Some(began.elapsed())
+    }
+
+    /// Makes the streams' shares longer by what is worth checking.
+    fn add_drafts(&mut self, shares: &mut [Share]) {
+        let streams: Vec<usize> = shares.iter().filter(|share| share.stream).map(|share| share.idx).collect();
+        let n_tokens = shares.iter().map(|share| share.n_tokens).sum();
+        let Scheduler { running, costs, .. } = &mut self.scheduler;
+        self.speculation.propose(running, &streams, n_tokens, costs, self.context);
+        shares.iter_mut().filter(|share| share.stream).for_each(|share| self.scheduler.add_draft(share));
     }
 
     fn take_commands(&mut self, inbox: &Receiver<Command>, mut idle: bool) -> Flow {
@@ -207,51 +259,74 @@ impl Steps {
 
     fn step(&mut self, shares: &[Share]) {
         let began = Instant::now();
-        let rows = self.run_model(shares);
-        let rows = match rows {
+        let rows = match self.run_model(shares) {
             Ok(rows) => rows,
             Err(error) => return self.fail(shares, &error),
         };
+        let mut outcome = Outcome::default();
         let mut row = 0;
-        let (mut n_prefill, mut n_decode) = (0, 0);
-        let mut sampled = Vec::new();
+        let mut outputs = Vec::new();
         for share in shares {
             let sequence = &mut self.scheduler.running[share.idx];
-            let n_prompt = sequence.prompt_tokens.saturating_sub(sequence.computed).min(share.n_tokens);
-            sequence.prompt_computed += n_prompt;
-            if share.n_tokens == 1 && share.sample && n_prompt == 0 {
-                n_decode += 1;
+            if share.stream {
+                outcome.n_streams += 1;
+                let tokens = verify(sequence, &rows, row);
+                if let Some(source) = Speculation::source_of(sequence) {
+                    outcome.accepted[source] += tokens.len() - 1;
+                }
+                self.speculation.learn(sequence, &tokens, &rows, row);
+                sequence.computed += 1;
+                outcome.n_output += tokens.len();
+                outputs.push((sequence.id, tokens));
+                row += share.n_tokens;
             } else {
-                n_prefill += share.n_tokens;
+                let n_prompt = sequence.prompt_tokens.saturating_sub(sequence.computed).min(share.n_tokens);
+                sequence.prompt_computed += n_prompt;
+                sequence.computed += share.n_tokens;
+                outcome.n_prefill += share.n_tokens;
+                if share.sample {
+                    outputs.push((sequence.id, verify(sequence, &rows, row)));
+                    row += 1;
+                }
             }
-            sequence.computed += share.n_tokens;
             sequence.seal_full(&mut self.scheduler.pool);
-            if share.sample {
-                let position = sequence.tokens.len() as u64;
-                sampled.push((sequence.id, sample(rows.row(row), &sequence.sampling, position).token));
-                row += 1;
-            }
         }
-        for (id, token) in sampled {
-            if let Some(idx) = self.scheduler.running.iter().position(|sequence| sequence.id == id) {
-                self.deliver_sampled(idx, token);
-            }
+        for (id, tokens) in outputs {
+            self.deliver_run(id, &tokens);
         }
-        self.account(began.elapsed(), n_prefill, n_decode);
+        outcome.n_tokens = shares.iter().map(|share| share.n_tokens).sum();
+        self.account(began.elapsed(), &outcome);
     }
 
     fn run_model(&mut self, shares: &[Share]) -> Result<LogitRows, crate::forward::Error> {
         let Scheduler { running, exports, .. } = &mut self.scheduler;
-        let slices: Vec<Slice<'_>> = shares
+        let tokens: Vec<Vec<u32>> = shares
             .iter()
             .map(|share| {
                 let sequence = &running[share.idx];
+                let (drafted, n_drafted) = match share.stream {
+                    true => (sequence.speculation.draft(), share.n_tokens - 1),
+                    false => (&[][..], 0),
+                };
+                let known = &sequence.tokens[sequence.computed..][..share.n_tokens - n_drafted];
+                [known, &drafted[..n_drafted]].concat()
+            })
+            .collect();
+        let slices: Vec<Slice<'_>> = shares
+            .iter()
+            .zip(&tokens)
+            .map(|(share, tokens)| {
+                let sequence = &running[share.idx];
                 let end = sequence.computed + share.n_tokens;
                 Slice {
-                    tokens: &sequence.tokens[sequence.computed..end],
+                    tokens,
                     start: sequence.computed,
-                    blocks: &sequence.table[..end.div_ceil(kv::BLOCK_TOKENS)],
-                    logits: if share.sample { Logits::Last } else { Logits::None },
+                    blocks: &sequence.table[..end.div_ceil(BLOCK_TOKENS)],
+                    logits: match (share.stream, share.sample) {
+                        (true, _) => Logits::All,
+                        (false, true) => Logits::Last,
+                        (false, false) => Logits::None,
+                    },
                 }
             })
             .collect();
@@ -270,12 +345,21 @@ impl Steps {
         }
     }
 
-    fn deliver_sampled(&mut self, idx: usize, token: u32) {
-        let sequence = &mut self.scheduler.running[idx];
-        if sequence.tokens.len() == sequence.prompt_tokens && !self.prefilled(idx) {
-            return;
+    /// Hands on the tokens of one step, until the turn ends with one of them.
+    fn deliver_run(&mut self, id: SequenceId, tokens: &[u32]) {
+        for (i, &token) in tokens.iter().enumerate() {
+            let Some(idx) = self.scheduler.running.iter().position(|sequence| sequence.id == id) else { return };
+            let sequence = &mut self.scheduler.running[idx];
+            if i > 0 {
+                // The token before this one was drafted, so its KV is in place.
+                sequence.computed += 1;
+                sequence.seal_full(&mut self.scheduler.pool);
+            }
+            if sequence.tokens.len() == sequence.prompt_tokens && !self.prefilled(idx) {
+                return;
+            }
+            self.deliver(idx, token);
         }
-        self.deliver(idx, token);
     }
 
     /// Tells that the prompt's KV is complete; false when the turn was cancelled by it.
@@ -329,6 +413,7 @@ impl Steps {
 
     fn finish(&mut self, idx: usize, reason: Option<FinishReason>) {
         let mut sequence = self.scheduler.remove(idx);
+        self.speculation.remember(&sequence);
         // Blocks to reuse and a place that is free: routers hear of both before the client can ask for more.
         self.publish(true);
         if let Some(reason) = reason {
@@ -336,15 +421,19 @@ impl Steps {
         }
     }
 
-    fn account(&mut self, took: Duration, n_prefill: usize, n_decode: usize) {
+    fn account(&mut self, took: Duration, outcome: &Outcome) {
+        let Outcome { n_tokens, n_prefill, n_streams, n_output, accepted } = *outcome;
+        let plain = self.scheduler.costs.of(n_prefill + n_streams);
+        self.speculation.account(accepted, n_streams, took, plain);
+        self.scheduler.costs.observe(n_tokens, took);
         let us = u64::try_from(took.as_micros()).unwrap_or(u64::MAX);
-        let n_all = (n_prefill + n_decode).max(1) as u64;
+        let prefill_us = us * n_prefill as u64 / n_tokens.max(1) as u64;
         self.totals.prefill_tokens_total += n_prefill as u64;
-        self.totals.decode_tokens_total += n_decode as u64;
-        self.totals.prefill_busy_us_total += us * n_prefill as u64 / n_all;
-        self.totals.decode_busy_us_total += us * n_decode as u64 / n_all;
+        self.totals.decode_tokens_total += n_output as u64;
+        self.totals.prefill_busy_us_total += prefill_us;
+        self.totals.decode_busy_us_total += us - prefill_us;
         self.metrics.prefill_tokens.increment(n_prefill as u64);
-        self.metrics.decode_tokens.increment(n_decode as u64);
+        self.metrics.decode_tokens.increment(n_output as u64);
         self.metrics.step_seconds.record(took.as_secs_f64());
     }
 
@@ -384,6 +473,34 @@ impl Steps {
 enum Flow {
     Continue,
     Stop,
+}
+
+/// What a step did.
+#[derive(Debug, Default)]
+struct Outcome {
+    /// Through the model, drafts included.
+    n_tokens: usize,
+    n_prefill: usize,
+    n_streams: usize,
+    /// Output tokens of the streams.
+    n_output: usize,
+    /// Of them, drafted ones by source.
+    accepted: [usize; 3],
+}
+
+/// The output of one step of a sequence: the token that follows what it has, and on while its draft is right. The logits
+/// begin at `first_row`.
+fn verify(sequence: &Sequence, rows: &LogitRows, first_row: usize) -> Vec<u32> {
+    let mut tokens = Vec::new();
+    for drafted in sequence.speculation.draft().iter().map(Some).chain([None]) {
+        let position = (sequence.tokens.len() + tokens.len()) as u64;
+        let token = sample(rows.row(first_row + tokens.len()), &sequence.sampling, position).token;
+        tokens.push(token);
+        if drafted != Some(&token) {
+            break;
+        }
+    }
+    tokens
 }
 
 impl Metrics {

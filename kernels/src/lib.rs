@@ -9,6 +9,7 @@ pub mod elementwise;
 pub mod isa;
 pub mod linear;
 pub mod mmap;
+pub mod peak;
 pub mod pool;
 pub mod quant;
 mod simd;

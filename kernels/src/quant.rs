@@ -112,6 +112,20 @@ pub fn dequantize(dtype: DType, bytes: &[u8], out: &mut [f32]) -> Result<(), Err
     Ok(())
 }
 
+/// Rounds to Q8_0 blocks; lossless for numbers that came from such blocks. The length is a multiple of 32.
+pub fn quantize_q8_0(values: &[f32]) -> Vec<u8> {
+    assert!(values.len().is_multiple_of(DType::Q8_0.block_len()), "whole blocks");
+    let mut bytes = Vec::with_capacity(values.len() / 32 * DType::Q8_0.block_bytes());
+    for block in values.chunks_exact(DType::Q8_0.block_len()) {
+        let peak = block.iter().fold(0.0f32, |peak, x| peak.max(x.abs()));
+        let scale = f16::from_f32(peak / 127.0);
+        let inverse = if scale > f16::ZERO { scale.to_f32().recip() } else { 0.0 };
+        bytes.extend_from_slice(&scale.to_le_bytes());
+        bytes.extend(block.iter().map(|x| ((x * inverse).round_ties_even() as i8).cast_unsigned()));
+    }
+    bytes
+}
+
 /// The little-endian f16 at byte `at`.
 pub(crate) fn f16_at(bytes: &[u8], at: usize) -> f16 {
     f16::from_le_bytes([bytes[at], bytes[at + 1]])

@@ -176,6 +176,12 @@ impl Tokenizer {
         self.specials.id(text)
     }
 
+    /// True when every id means the same in both.
+    pub fn same_vocabulary(&self, other: &Self) -> bool {
+        let same = |id| self.bytes.bytes(id) == other.bytes.bytes(id);
+        self.vocab_size() == other.vocab_size() && (0..self.vocab_size()).all(same)
+    }
+
     /// Ids that end a turn: the file's eos and the control tokens known for it. Sorted, usually one to three.
     pub fn end_of_turn_ids(&self) -> &[u32] {
         &self.end_of_turn

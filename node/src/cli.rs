@@ -4,7 +4,7 @@
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, Parser, Subcommand, ValueEnum};
 use model::reference::ModelRef;
 
 /// Baton: an inference-serving cluster for agents.
@@ -72,6 +72,26 @@ pub struct ModelChoice {
     pub cache_dir: Option<PathBuf>,
 }
 
+/// How decode workers guess ahead. Whatever they guess, the output is the same.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Speculation {
+    /// Look-ups in what was said before, then the draft model or the model's draft head
+    Auto,
+    /// Only look-ups in what was said before
+    Lookup,
+    /// One token of each stream at a time
+    Off,
+}
+
+/// How keys and values are stored.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum KvDtype {
+    /// 16-bit floating point
+    F16,
+    /// 8-bit integers with a scale per token and head: half the memory, slightly different answers
+    I8,
+}
+
 /// What every engine needs.
 #[derive(Debug, Clone, Args)]
 pub struct EngineArgs {
@@ -87,6 +107,15 @@ pub struct EngineArgs {
     /// Turns each worker takes in, waiting ones included
     #[arg(long, env = "BATON_MAX_WORKER_TURNS", value_name = "N", default_value_t = 256)]
     pub max_worker_turns: usize,
+    /// How keys and values are stored; the same for all workers of a cluster
+    #[arg(long, env = "BATON_KV_DTYPE", value_enum, default_value_t = KvDtype::F16)]
+    pub kv_dtype: KvDtype,
+    /// How decode workers guess ahead
+    #[arg(long, env = "BATON_SPECULATION", value_enum, default_value_t = Speculation::Auto)]
+    pub speculation: Speculation,
+    /// A smaller model with the same vocabulary that guesses ahead; named like --model
+    #[arg(long, env = "BATON_DRAFT_MODEL", value_name = "REF")]
+    pub draft_model: Option<ModelRef>,
     /// How long a handover of KV may take before the prompt is computed by the decode worker, in milliseconds
     #[arg(long, env = "BATON_HANDOVER_DEADLINE_MS", value_name = "MS", default_value_t = 60_000)]
     pub handover_deadline_ms: u64,

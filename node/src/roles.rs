@@ -8,8 +8,9 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::Context;
 use axum::Router;
+use engine::speculate::head::DraftHead;
 use engine::weights::Weights;
-use engine::{Engine, EngineConfig};
+use engine::{Drafter, Engine, EngineConfig, Model};
 use kernels::isa::Isa;
 use kernels::pool::ThreadPool;
 use kv::transfer::LocalPorts;
@@ -20,7 +21,9 @@ use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
-use crate::cli::{ApiArgs, DrainArgs, EngineArgs, GatewayArgs, PlanArgs, RouterArgs, WorkerArgs};
+use crate::cli::{
+    ApiArgs, DrainArgs, EngineArgs, GatewayArgs, ModelChoice, PlanArgs, RouterArgs, Speculation, WorkerArgs,
+};
 use crate::health::{self, Ready};
 use crate::models;
 use crate::telemetry::Telemetry;
@@ -71,11 +74,10 @@ impl WorkerRole {
 /// A model in memory and the threads that run it, shared by all workers of the process.
 #[derive(Debug, Clone)]
 pub struct Loaded {
-    pub(crate) weights: Arc<Weights>,
+    model: Model,
     /// One pool: the engines' parallel regions take turns on the cores instead of fighting for them.
     threads: Arc<ThreadPool>,
     pub(crate) name: String,
-    pub(crate) fingerprint: [u8; 32],
 }
 
 /// Binds `address`.
@@ -222,8 +224,7 @@ pub async fn run_worker(role: WorkerRole, args: WorkerArgs, telemetry: &Telemetr
     check_engine(&args.engine, 1)?;
     let listener = bind(args.listen).await?;
     let address = listener.local_addr()?;
-    let path = models::fetch(&args.model).await?;
-    let loaded = load(&path, &args.engine).await?;
+    let loaded = load(&args.model, &args.engine).await?;
     let advertise = args.advertise.unwrap_or_else(|| format!("http://{address}"));
     let place = advertise.split_once("://").map_or(advertise.as_str(), |(_, place)| place);
     let id = args.id.unwrap_or_else(|| format!("{}-{place}", role.name()));
@@ -268,7 +269,7 @@ impl Worker {
     ) -> anyhow::Result<Self> {
         let threads = Arc::clone(&loaded.threads);
         let n_threads = threads.n_threads();
-        let geometry = loaded.weights.shape().kv_geometry();
+        let geometry = loaded.model.weights.shape().kv_geometry();
         let n_blocks = n_blocks(args, geometry.bytes_per_block())?;
         let step_tokens = if args.step_tokens == 0 { role.step_tokens() } else { args.step_tokens };
         let config = EngineConfig {
@@ -276,8 +277,9 @@ impl Worker {
             step_tokens,
             max_running: step_tokens,
             max_turns: args.max_worker_turns,
+            speculate: role == WorkerRole::Decode && args.speculation != Speculation::Off,
         };
-        let engine = Engine::start(Arc::clone(&loaded.weights), threads, loaded.fingerprint, config, &id)?;
+        let engine = Engine::start(loaded.model.clone(), threads, config, &id)?;
         let narrow = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
         let info = v1::WorkerInfo {
             id,
@@ -288,7 +290,7 @@ impl Worker {
             },
             address,
             model: loaded.name.clone(),
-            model_fingerprint: loaded.fingerprint.to_vec().into(),
+            model_fingerprint: loaded.model.fingerprint.to_vec().into(),
             geometry: Some(engine.geometry().to_wire()),
             n_blocks,
             context_tokens: narrow(engine.context_tokens()),
@@ -334,22 +336,60 @@ impl Worker {
     }
 }
 
-/// Loads the weights, off the runtime's threads.
-pub(crate) async fn load(path: &Path, args: &EngineArgs) -> anyhow::Result<Loaded> {
-    let (path, n_threads) = (path.to_owned(), n_threads(args));
+/// Fetches and loads a model, and what guesses ahead for it, off the runtime's threads.
+pub(crate) async fn load(choice: &ModelChoice, args: &EngineArgs) -> anyhow::Result<Loaded> {
+    let path = models::fetch(choice).await?;
+    let draft = match &args.draft_model {
+        Some(model) if args.speculation == Speculation::Auto => {
+            Some(models::fetch(&ModelChoice { model: model.clone(), ..choice.clone() }).await?)
+        }
+        _ => None,
+    };
+    let (n_threads, speculation) = (n_threads(args), args.speculation);
     let began = Instant::now();
     let loading = tokio::task::spawn_blocking(move || -> anyhow::Result<Loaded> {
-        let gguf = Gguf::open(&path).with_context(|| path.display().to_string())?;
         let threads = Arc::new(ThreadPool::new(n_threads));
-        let weights = Weights::load(&gguf, &threads).with_context(|| path.display().to_string())?;
+        let weights = load_weights(&path, &threads)?;
         let text = TextModel::open(&path)?;
-        let (weights, name) = (Arc::new(weights), text.name);
-        Ok(Loaded { weights, threads, name, fingerprint: text.fingerprint })
+        let drafter = match (speculation, draft) {
+            (Speculation::Auto, Some(draft)) => Drafter::Model(load_draft(&draft, &text, &threads)?),
+            (Speculation::Auto, None) => {
+                DraftHead::built_in(&weights, &threads).map_or(Drafter::None, |head| Drafter::Head(Arc::new(head)))
+            }
+            (Speculation::Lookup | Speculation::Off, _) => Drafter::None,
+        };
+        let model = Model { weights, fingerprint: text.fingerprint, drafter };
+        Ok(Loaded { model, threads, name: text.name })
     });
     let loaded = loading.await.context("loading the model was interrupted")??;
-    let mb = loaded.weights.n_bytes() / 1_000_000;
-    tracing::info!(model = loaded.name, mb, ms = began.elapsed().as_millis(), "weights loaded");
+    let Model { weights, drafter, .. } = &loaded.model;
+    let mb = |bytes: usize| bytes / 1_000_000;
+    let (drafter, draft_mb) = match drafter {
+        Drafter::None => ("none", 0),
+        Drafter::Head(head) => ("head", mb(head.n_bytes())),
+        Drafter::Model(weights) => ("model", mb(weights.n_bytes())),
+    };
+    let (mb, ms) = (mb(weights.n_bytes()), began.elapsed().as_millis());
+    tracing::info!(model = loaded.name, mb, drafter, draft_mb, ms, "weights loaded");
     Ok(loaded)
+}
+
+fn load_weights(path: &Path, threads: &ThreadPool) -> anyhow::Result<Arc<Weights>> {
+    let gguf = Gguf::open(path).with_context(|| path.display().to_string())?;
+    Ok(Arc::new(Weights::load(&gguf, threads).with_context(|| path.display().to_string())?))
+}
+
+/// Loads a draft model, which must speak the large model's language.
+fn load_draft(path: &Path, large: &TextModel, threads: &ThreadPool) -> anyhow::Result<Arc<Weights>> {
+    let draft = TextModel::open(path)?;
+    if !draft.tokenizer.same_vocabulary(&large.tokenizer) {
+        let message = format!(
+            "--draft-model {} has another vocabulary than {}: choose a smaller model of the same family",
+            draft.name, large.name
+        );
+        return Err(BadConfig(message).into());
+    }
+    load_weights(path, threads)
 }
 
 pub(crate) async fn open_text(path: &Path) -> anyhow::Result<TextModel> {

@@ -73,7 +73,7 @@ pub async fn run(args: UpArgs, telemetry: &Telemetry) -> anyhow::Result<()> {
         let path = models::fetch(&args.model).await?;
         let text = roles::open_text(&path).await?;
         let name = text.name.clone();
-        let loaded = roles::load(&path, &args.engine).await?;
+        let loaded = roles::load(&args.model, &args.engine).await?;
         let mut banner = String::new();
         let mut cluster = start(&args, &loaded, text, listener, telemetry, &mut banner).await?;
         cluster.ready().await?;

@@ -18,7 +18,7 @@ use tokio::runtime::{Builder, Runtime};
 use tokio_util::sync::CancellationToken;
 
 use crate::log;
-use crate::plain::{TEXT, WEIGHTS, threads};
+use crate::plain::{MODEL, TEXT, threads};
 
 /// How long roles may take to find each other, and to die. Generous: tests share the cores.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -154,9 +154,14 @@ impl Worker {
         let id = format!("{}-{idx}", if role == v1::Role::Prefill { "prefill" } else { "decode" });
         let name = format!("{tag}{id}");
         let config =
-            EngineConfig { n_blocks: spec.n_blocks, step_tokens: 64, max_running: 64, max_turns: 256 };
-        let (weights, threads) = (Arc::clone(&WEIGHTS), Arc::new(threads(1)));
-        let engine = Engine::start(weights, threads, TEXT.fingerprint, config, &name)?;
+            EngineConfig {
+            n_blocks: spec.n_blocks,
+            step_tokens: 64,
+            max_running: 64,
+            max_turns: 256,
+            speculate: true,
+        };
+        let engine = Engine::start(MODEL.clone(), Arc::new(threads(1)), config, &name)?;
         let info = v1::WorkerInfo {
             id,
             epoch: STARTS.fetch_add(1, Ordering::Relaxed),

@@ -7,7 +7,9 @@ use std::sync::{Arc, LazyLock};
 use engine::arena::KvArena;
 use engine::forward::{Forward, Logits, Slice};
 use engine::sample::{SamplingParams, sample};
+use engine::speculate::head::DraftHead;
 use engine::weights::Weights;
+use engine::{Drafter, Model};
 use kernels::pool::ThreadPool;
 use kv::BLOCK_TOKENS;
 use model::TextModel;
@@ -27,6 +29,12 @@ static PATH: LazyLock<PathBuf> = LazyLock::new(find);
 pub(crate) static WEIGHTS: LazyLock<Arc<Weights>> = LazyLock::new(|| {
     let gguf = Gguf::open(&PATH).expect("the test model is a GGUF file");
     Arc::new(Weights::load(&gguf, &threads(2)).expect("the test model is supported"))
+});
+
+/// The model as workers get it, with its draft head.
+pub(crate) static MODEL: LazyLock<Model> = LazyLock::new(|| {
+    let head = DraftHead::built_in(&WEIGHTS, &threads(2)).expect("the test model has a head");
+    Model { weights: Arc::clone(&WEIGHTS), fingerprint: TEXT.fingerprint, drafter: Drafter::Head(Arc::new(head)) }
 });
 
 /// Tokenizer and chat template.

@@ -21,7 +21,7 @@ use tonic::{Code, Status};
 
 use crate::client::Chat;
 use crate::cluster::{Cluster, Spec, Worker};
-use crate::plain::{Plain, TEXT, WEIGHTS, threads};
+use crate::plain::{MODEL, Plain, TEXT, threads};
 
 const STORY: &str = "Read this and remember it. The old lighthouse stood at the end of a long pier of grey stone. Every \
     evening its keeper climbed the two hundred steps to the lamp, trimmed the wick and wound the clockwork. What is the \
@@ -233,9 +233,9 @@ async fn pulled_blocks_continue_as_if_computed_here() -> anyhow::Result<()> {
     assert_eq!(ids.len() as u64, turn.usage("/input_tokens"));
     let hashes = hashes_of(&ids[..ids.len() - 1]);
 
-    let config = EngineConfig { n_blocks: 50, step_tokens: 64, max_running: 8, max_turns: 8 };
-    let (weights, pool) = (Arc::clone(&WEIGHTS), Arc::new(threads(1)));
-    let engine = Engine::start(weights, pool, TEXT.fingerprint, config, "puller")?;
+    let config =
+        EngineConfig { n_blocks: 50, step_tokens: 64, max_running: 8, max_turns: 8, speculate: true };
+    let engine = Engine::start(MODEL.clone(), Arc::new(threads(1)), config, "puller")?;
     let (mut sequence, admitted) =
         Sequence::submit(&engine, ids.clone(), Fill::PullPrefix(hashes.len())).await?;
     assert_eq!((&admitted.hashes[..hashes.len()], admitted.granted.len()), (&hashes[..], hashes.len()));

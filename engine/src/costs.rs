@@ -1,0 +1,106 @@
+//! What a step costs on this machine now: measured, and corrected with every step.
+
+use std::time::Duration;
+
+/// Widths that are measured at the start and corrected later; between them the cost is linear.
+const WIDTHS: [usize; 12] = [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 128];
+
+/// A step that took this many times longer than expected was disturbed; the excess says nothing.
+const MAX_SURPRISE: f64 = 2.0;
+
+/// Weight of a new measurement for the level of all costs (the machine is busier, histories are longer).
+const LEVEL_GAIN: f64 = 0.1;
+
+/// Weight of a new measurement for the cost of one width against the others.
+const SHAPE_GAIN: f64 = 0.05;
+
+/// Seconds of a step by its number of tokens. Starts with a guess; [`set`](Self::set) puts measurements in its place.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct StepCosts {
+    seconds: [f64; WIDTHS.len()],
+}
+
+impl Default for StepCosts {
+    fn default() -> Self {
+        // A step that reads all weights for a few tokens, and computes for more.
+        Self { seconds: WIDTHS.map(|n_tokens| 0.005 * (1.0 + n_tokens as f64 / 16.0)) }
+    }
+}
+
+impl StepCosts {
+    /// The widths worth measuring, narrow ones first.
+    pub(crate) fn widths() -> impl Iterator<Item = usize> {
+        WIDTHS.into_iter()
+    }
+
+    /// Takes the measurements of the narrowest widths, in the order of [`widths`](Self::widths); wider ones are
+    /// extrapolated. With none, nothing changes.
+    pub(crate) fn set(&mut self, measured: &[Duration]) {
+        for (seconds, measured) in self.seconds.iter_mut().zip(measured) {
+            *seconds = measured.as_secs_f64();
+        }
+        let n = measured.len().min(WIDTHS.len());
+        if n == 0 {
+            return;
+        }
+        let slope = if n == 1 {
+            self.seconds[0] / 16.0
+        } else {
+            let run = (WIDTHS[n - 1] - WIDTHS[0]) as f64;
+            ((self.seconds[n - 1] - self.seconds[0]) / run).max(0.0)
+        };
+        for i in n..WIDTHS.len() {
+            self.seconds[i] = self.seconds[n - 1] + slope * (WIDTHS[i] - WIDTHS[n - 1]) as f64;
+        }
+        // A wider step is never cheaper; what looks so is noise.
+        for i in (0..WIDTHS.len() - 1).rev() {
+            self.seconds[i] = self.seconds[i].min(self.seconds[i + 1]);
+        }
+    }
+
+    /// Expected seconds of a step of `n_tokens`; linear between the measured widths and beyond the widest.
+    pub(crate) fn of(&self, n_tokens: usize) -> f64 {
+        let above = WIDTHS.partition_point(|&width| width < n_tokens).clamp(1, WIDTHS.len() - 1);
+        let (low, high) = (above - 1, above);
+        let part = (n_tokens as f64 - WIDTHS[low] as f64) / (WIDTHS[high] - WIDTHS[low]) as f64;
+        self.seconds[low] + part * (self.seconds[high] - self.seconds[low])
+    }
+
+    /// Learns from a step.
+    pub(crate) fn observe(&mut self, n_tokens: usize, took: Duration) {
+        let expected = self.of(n_tokens);
+        if n_tokens == 0 || expected <= 0.0 {
+            return;
+        }
+        let surprise = (took.as_secs_f64() / expected).clamp(1.0 / MAX_SURPRISE, MAX_SURPRISE);
+        let level = surprise.powf(LEVEL_GAIN);
+        self.seconds.iter_mut().for_each(|seconds| *seconds *= level);
+        let near = WIDTHS.partition_point(|&width| width < n_tokens).min(WIDTHS.len() - 1);
+        self.seconds[near] *= surprise.powf(SHAPE_GAIN);
+        for i in near + 1..WIDTHS.len() {
+            self.seconds[i] = self.seconds[i].max(self.seconds[near]);
+        }
+        for i in (0..near).rev() {
+            self.seconds[i] = self.seconds[i].min(self.seconds[near]);
+        }
+    }
+
+    /// The most tokens, up to `limit`, that can join a step of `n_tokens` without making it last longer than
+    /// `times` such steps.
+    pub(crate) fn room_within(&self, n_tokens: usize, times: f64, limit: usize) -> usize {
+        let allowed = times * self.of(n_tokens);
+        let (mut fits, mut too_many) = (0, limit + 1);
+        while fits + 1 < too_many {
+            let middle = usize::midpoint(fits, too_many);
+            if self.of(n_tokens + middle) <= allowed {
+                fits = middle;
+            } else {
+                too_many = middle;
+            }
+        }
+        fits
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,377 @@
+//! Speculative decoding: several tokens of a stream are checked in one step (Leviathan et al. 2023, Chen et al. 2023).
+//!
+//! Lossless by construction: the token at a position is what plain decoding would choose there, a pure function of
+//! logits, seed and position (see [`crate::sample`]); a draft token is kept when it *is* that token. For a proposed
+//! token x this accepts with probability p(x) and otherwise draws from p without x, so it is the rejection rule for a
+//! draft distribution with all its mass on x, and seeds stay reproducible whatever is drafted
+//! (docs/decisions/0004-lossless-speculation.md).
+//!
+//! How much is drafted follows from what a wider step costs now ([`crate::costs`]) and from how often drafts of this kind
+//! were right, here and in this conversation ([`trust`]).
+
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+
+use kv::hash::HashKey;
+use metrics::{Counter, Gauge};
+
+use crate::costs::StepCosts;
+use crate::forward::LogitRows;
+use crate::metrics as names;
+use crate::sequence::Sequence;
+use lookup::{Recent, SuffixIndex};
+use trust::{Evidence, Rates, Source, Trust};
+use worth::Base;
+
+pub(crate) mod draft_model;
+pub mod head;
+mod lookup;
+mod trust;
+mod worth;
+#[cfg(test)]
+mod tests;
+
+/// Draft tokens in one step, all streams together.
+pub(crate) const MAX_STEP_DRAFTS: usize = 32;
+
+/// Tokens of one look-up.
+const MAX_LOOKUP: usize = 15;
+
+/// Tokens of one guesser's draft.
+const MAX_GUESSES: usize = 4;
+
+/// Below this chance of its first token a look-up gives way to a guesser.
+const MIN_LOOKUP_CHANCE: f64 = 0.35;
+
+/// Tenants whose recent outputs are remembered.
+const MAX_TENANTS: usize = 8;
+
+/// A stream's part of speculation.
+#[derive(Debug, Default)]
+pub(crate) struct State {
+    index: SuffixIndex,
+    /// The model's residual stream at the newest position it has run; empty when unknown.
+    hidden: Vec<f32>,
+    trust: [Trust; Source::ALL.len()],
+    /// What this step checks.
+    draft: Option<Draft>,
+}
+
+/// Proposed next tokens of one stream.
+#[derive(Debug, Clone)]
+pub(crate) struct Draft {
+    source: Source,
+    pub(crate) tokens: Vec<u32>,
+    evidence: Vec<Evidence>,
+    /// Per token, given that all before it are accepted.
+    chances: Vec<f64>,
+}
+
+impl Draft {
+    fn new(source: Source) -> Self {
+        Self { source, tokens: Vec::new(), evidence: Vec::new(), chances: Vec::new() }
+    }
+
+    fn push(&mut self, token: u32, evidence: Evidence, chance: f64) {
+        self.tokens.push(token);
+        self.evidence.push(evidence);
+        self.chances.push(chance);
+    }
+
+    fn truncate(&mut self, len: usize) {
+        self.tokens.truncate(len);
+        self.evidence.truncate(len);
+        self.chances.truncate(len);
+    }
+}
+
+impl State {
+    /// The tokens to check in this step.
+    pub(crate) fn draft(&self) -> &[u32] {
+        self.draft.as_ref().map_or(&[], |draft| &draft.tokens)
+    }
+
+    /// Keeps the first `len` tokens of the draft.
+    pub(crate) fn truncate(&mut self, len: usize) {
+        match &mut self.draft {
+            Some(draft) if len > 0 => draft.truncate(len),
+            draft => *draft = None,
+        }
+    }
+}
+
+/// Who proposes tokens where nothing was seen before.
+#[derive(Debug)]
+pub(crate) enum Guesser {
+    None,
+    Head(head::Runner),
+    Model(Box<draft_model::DraftModel>),
+}
+
+/// A guesser's likeliest next token.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct Guess {
+    pub(crate) token: u32,
+    pub(crate) probability: f32,
+}
+
+/// A worker's speculation: what it has learnt, and its guesser.
+pub(crate) struct Speculation {
+    enabled: bool,
+    rates: Rates,
+    guesser: Guesser,
+    /// Seconds per guess and stream.
+    guess_seconds: f64,
+    recent: VecDeque<(HashKey, Recent)>,
+    metrics: Metrics,
+}
+
+/// A stream whose draft is being extended by the guesser.
+struct Drafting {
+    /// Index into the running sequences.
+    idx: usize,
+    draft: Draft,
+    /// Chance that all of the draft is accepted.
+    total: f64,
+    max_len: usize,
+}
+
+impl Speculation {
+    pub(crate) fn new(enabled: bool, guesser: Guesser, worker: &str) -> Self {
+        Self {
+            enabled,
+            rates: Rates::default(),
+            guesser,
+            guess_seconds: 0.0005,
+            recent: VecDeque::new(),
+            metrics: Metrics::new(worker),
+        }
+    }
+
+    /// Gives the streams at `streams`, indices into `running`, the drafts that are worth checking in a step that has
+    /// `n_tokens` tokens already. `context` is the model's limit.
+    pub(crate) fn propose(
+        &mut self,
+        running: &mut [Sequence],
+        streams: &[usize],
+        n_tokens: usize,
+        costs: &StepCosts,
+        context: usize,
+    ) {
+        if !self.enabled || streams.is_empty() {
+            return;
+        }
+        let base = Base { n_tokens, n_streams: streams.len() };
+        let mut drafts = Vec::new();
+        let mut unknown = Vec::new();
+        let mut n_drafts = 0;
+        for &idx in streams {
+            let sequence = &mut running[idx];
+            let max_len = sequence.output_left(context).saturating_sub(1);
+            match self.look_up(sequence, max_len) {
+                Some(draft) => {
+                    n_drafts += 1;
+                    drafts.push((idx, draft));
+                }
+                None if max_len > 0 => unknown.push((idx, max_len)),
+                None => {}
+            }
+        }
+        drafts.extend(self.guess(running, &unknown, base, n_drafts, costs));
+        let chances: Vec<Vec<f64>> = drafts.iter().map(|(_, draft)| draft.chances.clone()).collect();
+        let kept = worth::choose(costs, base, &chances, MAX_STEP_DRAFTS);
+        for ((idx, mut draft), len) in drafts.into_iter().zip(kept) {
+            if len > 0 {
+                draft.truncate(len);
+                running[idx].speculation.draft = Some(draft);
+            }
+        }
+    }
+
+    fn look_up(&self, sequence: &mut Sequence, max_len: usize) -> Option<Draft> {
+        let tokens = &sequence.tokens;
+        let State { index, trust, .. } = &mut sequence.speculation;
+        index.extend(tokens, 1);
+        let own = index.longest(tokens, tokens).map(|found| (found.len, &tokens[found.next..]));
+        let recent = self.recent.iter().find(|(key, _)| *key == sequence.key);
+        let others = recent.and_then(|(_, recent)| recent.longest(tokens)).map(|(found, after)| (found.len, after));
+        let (n_matched, after) = match (own, others) {
+            (Some(own), Some(others)) if others.0 > own.0 => others,
+            (Some(own), _) => own,
+            (None, others) => others?,
+        };
+        let trust = trust[Source::Lookup as usize];
+        let mut draft = Draft::new(Source::Lookup);
+        for (i, &token) in after.iter().take(MAX_LOOKUP.min(max_len)).enumerate() {
+            // The tokens accepted so far make the match longer.
+            let evidence = Evidence::of_match(n_matched + i);
+            draft.push(token, evidence, trust.chance(&self.rates, evidence));
+        }
+        let first = *draft.chances.first()?;
+        (first >= MIN_LOOKUP_CHANCE || matches!(self.guesser, Guesser::None)).then_some(draft)
+    }
+
+    /// Lets the guesser work on the streams `unknown`, given as (index, most tokens), as deep as it pays.
+    fn guess(
+        &mut self,
+        running: &[Sequence],
+        unknown: &[(usize, usize)],
+        base: Base,
+        mut n_drafts: usize,
+        costs: &StepCosts,
+    ) -> Vec<(usize, Draft)> {
+        let Some(source) = self.guesser.source() else { return Vec::new() };
+        let mut done = Vec::new();
+        let start = |&(idx, max_len): &(usize, usize)| Drafting { idx, draft: Draft::new(source), total: 1.0, max_len };
+        let mut active: Vec<Drafting> = unknown.iter().map(start).collect();
+        for depth in 0..MAX_GUESSES {
+            let typical = self.rates.typical(source);
+            let (rest, stopped): (Vec<_>, Vec<_>) = active.into_iter().partition(|drafting| {
+                let state = &running[drafting.idx].speculation;
+                let chance = drafting.total * state.trust[source as usize].apply(typical);
+                depth < drafting.max_len
+                    && self.guesser.knows(state)
+                    && base.pays(costs, n_drafts, chance, self.guess_seconds)
+            });
+            active = rest;
+            done.extend(stopped);
+            if active.is_empty() || n_drafts >= MAX_STEP_DRAFTS {
+                break;
+            }
+            let began = Instant::now();
+            let guesses = self.guesser.guess(running, &active);
+            self.guess_seconds += 0.1 * (began.elapsed().as_secs_f64() / active.len() as f64 - self.guess_seconds);
+            for (drafting, guess) in active.iter_mut().zip(guesses) {
+                let evidence = Evidence::of_guess(source, guess.probability);
+                let trust = running[drafting.idx].speculation.trust[source as usize];
+                let chance = trust.chance(&self.rates, evidence);
+                drafting.total *= chance;
+                drafting.draft.push(guess.token, evidence, chance);
+                n_drafts += 1;
+            }
+        }
+        done.extend(active);
+        done.into_iter().filter(|d| !d.draft.tokens.is_empty()).map(|d| (d.idx, d.draft)).collect()
+    }
+
+    /// Learns from what a stream's step has shown: `outputs` are the new tokens, the rows of `rows` from `first_row` on
+    /// the logits they came from. Ends the stream's draft.
+    pub(crate) fn learn(&mut self, sequence: &mut Sequence, outputs: &[u32], rows: &LogitRows, first_row: usize) {
+        if !self.enabled {
+            return;
+        }
+        let State { hidden, trust, draft, .. } = &mut sequence.speculation;
+        match &mut self.guesser {
+            Guesser::None => {}
+            Guesser::Head(_) => {
+                hidden.clear();
+                hidden.extend_from_slice(rows.hidden(first_row + outputs.len() - 1));
+            }
+            Guesser::Model(model) => model.keep(sequence.id, sequence.tokens.len() + outputs.len() - 1),
+        }
+        let drafted = draft.take();
+        for source in Source::ALL {
+            match &drafted {
+                Some(draft) if draft.source == source => {
+                    let n_accepted = outputs.len() - 1;
+                    trust[source as usize].learn(&mut self.rates, &draft.evidence, n_accepted);
+                    self.metrics.count(source, draft.tokens.len(), n_accepted);
+                }
+                _ => trust[source as usize].forgive(),
+            }
+        }
+    }
+
+    /// Counts what the drafts of a step were worth: `accepted` tokens per source, in a step of `n_streams` streams that
+    /// took `took` with its drafts and would have taken `plain` seconds without.
+    pub(crate) fn account(&self, accepted: [usize; 3], n_streams: usize, took: Duration, plain: f64) {
+        let n_accepted: usize = accepted.iter().sum();
+        let saved = n_accepted as f64 * plain / n_streams.max(1) as f64 - (took.as_secs_f64() - plain).max(0.0);
+        for source in Source::ALL {
+            if n_accepted > 0 {
+                let share = accepted[source as usize] as f64 / n_accepted as f64;
+                self.metrics.saved[source as usize].increment(saved * share);
+            }
+        }
+    }
+
+    /// The source of a stream's draft.
+    pub(crate) fn source_of(sequence: &Sequence) -> Option<usize> {
+        sequence.speculation.draft.as_ref().map(|draft| draft.source as usize)
+    }
+
+    /// A stream has ended: what it said may be said again.
+    pub(crate) fn remember(&mut self, sequence: &Sequence) {
+        let output = &sequence.tokens[sequence.prompt_tokens.min(sequence.tokens.len())..];
+        if !self.enabled || output.len() <= lookup::MIN_MATCH {
+            return;
+        }
+        let at = self.recent.iter().position(|(key, _)| *key == sequence.key);
+        let mut tenant = at.and_then(|at| self.recent.remove(at)).unwrap_or((sequence.key, Recent::default()));
+        tenant.1.add(output);
+        self.recent.push_front(tenant);
+        self.recent.truncate(MAX_TENANTS);
+    }
+}
+
+impl Guesser {
+    fn source(&self) -> Option<Source> {
+        match self {
+            Self::None => None,
+            Self::Head(_) => Some(Source::Head),
+            Self::Model(_) => Some(Source::Model),
+        }
+    }
+
+    /// True when it has what it needs for a stream.
+    fn knows(&self, state: &State) -> bool {
+        match self {
+            Self::None => false,
+            Self::Head(_) => !state.hidden.is_empty(),
+            Self::Model(_) => true,
+        }
+    }
+
+    /// The next token of every stream after its draft so far.
+    fn guess(&mut self, running: &[Sequence], active: &[Drafting]) -> Vec<Guess> {
+        match self {
+            Self::None => Vec::new(),
+            Self::Head(head) => {
+                let begins = active.iter().all(|drafting| drafting.draft.tokens.is_empty());
+                if begins {
+                    head.begin(active.iter().map(|d| (d.idx, &running[d.idx].speculation.hidden[..])));
+                }
+                let tokens = active.iter().map(|d| {
+                    (d.idx, *d.draft.tokens.last().or(running[d.idx].tokens.last()).expect("a prompt is not empty"))
+                });
+                head.guess(tokens)
+            }
+            Self::Model(model) => model.guess(running, active.iter().map(|d| (d.idx, &d.draft.tokens[..]))),
+        }
+    }
+}
+
+struct Metrics {
+    drafts: [Counter; Source::ALL.len()],
+    proposed: [Counter; Source::ALL.len()],
+    accepted: [Counter; Source::ALL.len()],
+    saved: [Gauge; Source::ALL.len()],
+}
+
+impl Metrics {
+    fn new(worker: &str) -> Self {
+        let labels = |source: Source| [("worker", worker.to_owned()), ("source", source.name().to_owned())];
+        Self {
+            drafts: Source::ALL.map(|source| metrics::counter!(names::DRAFTS, &labels(source))),
+            proposed: Source::ALL.map(|source| metrics::counter!(names::DRAFT_TOKENS, &labels(source))),
+            accepted: Source::ALL.map(|source| metrics::counter!(names::DRAFT_ACCEPTED, &labels(source))),
+            saved: Source::ALL.map(|source| metrics::gauge!(names::DRAFT_SAVED_SECONDS, &labels(source))),
+        }
+    }
+
+    fn count(&self, source: Source, n_proposed: usize, n_accepted: usize) {
+        self.drafts[source as usize].increment(1);
+        self.proposed[source as usize].increment(n_proposed as u64);
+        self.accepted[source as usize].increment(n_accepted as u64);
+    }
+}
