@@ -1,4 +1,7 @@
-//! Commands longer than one line: `cargo xtask ci` runs what CI runs.
+//! Commands longer than one line: `cargo xtask ci` runs what CI runs, `cargo xtask compare-llama-cpp` measures the engine
+//! against llama.cpp.
+
+mod compare;
 
 use std::process::Command;
 
@@ -14,9 +17,11 @@ const CI: [Check; 3] = [
 ];
 
 fn main() -> anyhow::Result<()> {
-    match std::env::args().nth(1).as_deref() {
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    match args.first().map(String::as_str) {
         Some("ci") => CI.iter().try_for_each(run),
-        _ => bail!("usage: cargo xtask ci"),
+        Some("compare-llama-cpp") => compare::run(&args[1..]),
+        _ => bail!("usage: cargo xtask ci | compare-llama-cpp MODEL.gguf"),
     }
 }
 
