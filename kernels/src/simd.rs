@@ -25,6 +25,8 @@ pub const LANES: usize = 16;
 pub(crate) struct Line(pub(crate) [u8; 64]);
 
 pub(crate) trait Simd: Copy {
+    /// Values are arrays in memory, not registers.
+    const IS_PORTABLE: bool;
     /// Vector registers: what a tile may hold.
     const N_REGISTERS: usize;
     /// 16 x f32.

@@ -55,6 +55,9 @@ pub(super) fn attend_tile<S: Simd, K: Stored>(
     while done < n_rows {
         let rows = |i: usize| row(done + i);
         done += match n_rows - done {
+            // More rows than registers hold would be slower.
+            3.. if S::N_REGISTERS < 32 => pass.attend::<3>(std::array::from_fn(rows), scratch),
+            _ if S::N_REGISTERS < 32 => pass.attend::<1>(std::array::from_fn(rows), scratch),
             12.. => pass.attend::<12>(std::array::from_fn(rows), scratch),
             6.. => pass.attend::<6>(std::array::from_fn(rows), scratch),
             3.. => pass.attend::<3>(std::array::from_fn(rows), scratch),

@@ -17,22 +17,28 @@ use crate::{
 const SLAB_TOKENS: usize = 128;
 
 /// Repeats the body for `$t` in 0..8, or in 0..`$n` with `$n` at most 8. A loop that the compiler left rolled would
-/// keep its arrays in memory instead of registers.
+/// keep its arrays in memory instead of registers. Without registers it stays rolled: less to compile.
 macro_rules! unroll {
     ($t:ident, $body:expr) => {
-        unroll!(@ $t, 8, $body, 0 1 2 3 4 5 6 7)
+        unroll!($t < 8, $body)
     };
     ($t:ident < $n:tt, $body:expr) => {
-        unroll!(@ $t, $n, $body, 0 1 2 3 4 5 6 7)
+        if S::IS_PORTABLE {
+            for $t in 0..$n {
+                $body;
+            }
+        } else {
+            unroll!(@ $t, $n, $body, 0 1 2 3 4 5 6 7)
+        }
     };
-    (@ $t:ident, $n:expr, $body:expr, $($i:literal)*) => {
+    (@ $t:ident, $n:expr, $body:expr, $($i:literal)*) => {{
         $({
             let $t = $i;
             if $t < $n {
                 $body;
             }
         })*
-    };
+    }};
 }
 
 /// One thread's share of one part: `groups` are those of the part.
@@ -201,6 +207,7 @@ fn quantized<S: Simd, F: Format>(s: S, share: &Share<'_>, part: &Part, w: &Block
     let n_factors = n_blocks * F::LAYOUT.n_factors;
     let tokens: Vec<&[QuantBlock]> = share.input.blocks.chunks_exact(n_blocks).collect();
     for (slab, tokens) in tokens.chunks(SLAB_TOKENS).enumerate() {
+        let tiles = arranged::<S>(tokens, n_blocks);
         for group in groups.clone() {
             let weights = Group {
                 lines: &w.lines[group * n_lines..][..n_lines],
@@ -208,44 +215,63 @@ fn quantized<S: Simd, F: Format>(s: S, share: &Share<'_>, part: &Part, w: &Block
                 factors: &w.factors[group * n_factors..][..n_factors],
             };
             let mut place = Place { share, part, group, token: slab * SLAB_TOKENS };
-            if S::N_REGISTERS == 32 {
-                quantized_wide::<S, F>(s, weights, tokens, &mut place);
-            } else {
-                quantized_narrow::<S, F>(s, weights, tokens, &mut place);
+            let (mut tiles, mut n_left) = (&tiles[..], tokens.len());
+            while n_left > 0 {
+                let n_tile = tile_len::<S>(n_left);
+                let (tile, others) = tiles.split_at(n_tile * n_blocks);
+                quantized_tile_of::<S, F>(s, weights, n_tile, tile, &mut place);
+                (tiles, n_left) = (others, n_left - n_tile);
             }
         }
     }
 }
 
-/// Eight tokens share a pass over the weights, and so do the fewer that are left.
+/// Tokens of the next tile when `n_left` are left: all below 8 share a pass over the weights, if there are registers.
 #[inline(always)]
-fn quantized_wide<S: Simd, F: Format>(s: S, w: Group<'_>, tokens: &[&[QuantBlock]], place: &mut Place<'_>) {
-    let (eights, rest) = tokens.as_chunks::<8>();
-    for tile in eights {
-        place.write(s, quantized_tile::<S, F, 8>(s, w, tile));
-    }
-    match *rest {
-        [] => {}
-        [a] => place.write(s, quantized_tile::<S, F, 1>(s, w, &[a])),
-        [a, b] => place.write(s, quantized_tile::<S, F, 2>(s, w, &[a, b])),
-        [a, b, c] => place.write(s, quantized_tile::<S, F, 3>(s, w, &[a, b, c])),
-        [a, b, c, d] => place.write(s, quantized_tile::<S, F, 4>(s, w, &[a, b, c, d])),
-        [a, b, c, d, e] => place.write(s, quantized_tile::<S, F, 5>(s, w, &[a, b, c, d, e])),
-        [a, b, c, d, e, f] => place.write(s, quantized_tile::<S, F, 6>(s, w, &[a, b, c, d, e, f])),
-        [a, b, c, d, e, f, g] => place.write(s, quantized_tile::<S, F, 7>(s, w, &[a, b, c, d, e, f, g])),
-        _ => unreachable!("a rest of eights"),
+fn tile_len<S: Simd>(n_left: usize) -> usize {
+    match n_left {
+        _ if S::N_REGISTERS == 32 => n_left.min(8),
+        0..4 => 1,
+        _ => 4,
     }
 }
 
-/// Few registers: four tokens share a pass.
+/// The activations of `tokens` in the order in which they are read: `[tile][block][token of the tile]`.
 #[inline(always)]
-fn quantized_narrow<S: Simd, F: Format>(s: S, w: Group<'_>, tokens: &[&[QuantBlock]], place: &mut Place<'_>) {
-    let (fours, rest) = tokens.as_chunks::<4>();
-    for tile in fours {
-        place.write(s, quantized_tile::<S, F, 4>(s, w, tile));
+fn arranged<S: Simd>(tokens: &[&[QuantBlock]], n_blocks: usize) -> Vec<QuantBlock> {
+    let mut arranged = Vec::with_capacity(tokens.len() * n_blocks);
+    let mut left = tokens;
+    while !left.is_empty() {
+        let (tile, others) = left.split_at(tile_len::<S>(left.len()));
+        (0..n_blocks).for_each(|i| arranged.extend(tile.iter().map(|token| token[i])));
+        left = others;
     }
-    for tile in rest.as_chunks::<1>().0 {
-        place.write(s, quantized_tile::<S, F, 1>(s, w, tile));
+    arranged
+}
+
+#[inline(always)]
+fn quantized_tile_of<S: Simd, F: Format>(
+    s: S,
+    w: Group<'_>,
+    n_tokens: usize,
+    x: &[QuantBlock],
+    place: &mut Place<'_>,
+) {
+    if S::N_REGISTERS < 32 {
+        return match n_tokens {
+            4 => place.write(s, quantized_tile::<S, F, 4>(s, w, x)),
+            _ => place.write(s, quantized_tile::<S, F, 1>(s, w, x)),
+        };
+    }
+    match n_tokens {
+        1 => place.write(s, quantized_tile::<S, F, 1>(s, w, x)),
+        2 => place.write(s, quantized_tile::<S, F, 2>(s, w, x)),
+        3 => place.write(s, quantized_tile::<S, F, 3>(s, w, x)),
+        4 => place.write(s, quantized_tile::<S, F, 4>(s, w, x)),
+        5 => place.write(s, quantized_tile::<S, F, 5>(s, w, x)),
+        6 => place.write(s, quantized_tile::<S, F, 6>(s, w, x)),
+        7 => place.write(s, quantized_tile::<S, F, 7>(s, w, x)),
+        _ => place.write(s, quantized_tile::<S, F, 8>(s, w, x)),
     }
 }
 
@@ -262,14 +288,13 @@ struct Group<'a> {
 fn quantized_tile<S: Simd, F: Format, const T: usize>(
     s: S,
     weights: Group<'_>,
-    tokens: &[&[QuantBlock]; T],
+    x: &[QuantBlock],
 ) -> [S::F; T] {
     let mut acc = [s.splat(0.0); T];
-    for (i, lines) in weights.lines.chunks_exact(F::LAYOUT.n_lines).enumerate() {
+    let blocks = weights.lines.chunks_exact(F::LAYOUT.n_lines).zip(x.as_chunks::<T>().0);
+    for (i, (lines, x)) in blocks.enumerate() {
         let w = F::unpack(s, lines);
         let (scales, minimum) = F::scales(s, weights, i);
-        let mut x = [&tokens[0][i]; T];
-        unroll!(t < T, x[t] = &tokens[t][i]);
         // All dot products first, then all sums: 3041 tok/s of prefill where token after token gave 2445.
         if F::N_SCALES == 1 {
             let mut dots = [s.splat_i32(0); T];
@@ -280,8 +305,8 @@ fn quantized_tile<S: Simd, F: Format, const T: usize>(
             unroll!(k, unroll!(t < T, dots[t] = F::dot(s, dots[t], w[k], x[t].words[k])));
             unroll!(t < T, acc[t] = s.fma(s.to_f32(dots[t]), s.mul(scales[0], s.splat(x[t].scale)), acc[t]));
         } else {
-            half_block::<S, F, T>(s, [w[0], w[1], w[2], w[3]], 0, scales[0], &x, &mut acc);
-            half_block::<S, F, T>(s, [w[4], w[5], w[6], w[7]], 1, scales[1], &x, &mut acc);
+            half_block::<S, F, T>(s, [w[0], w[1], w[2], w[3]], 0, scales[0], x, &mut acc);
+            half_block::<S, F, T>(s, [w[4], w[5], w[6], w[7]], 1, scales[1], x, &mut acc);
         }
         if F::HAS_MINIMUM {
             unroll!(t < T, acc[t] = s.fma(minimum, s.splat(x[t].scaled_sum), acc[t]));
@@ -297,7 +322,7 @@ fn half_block<S: Simd, F: Format, const T: usize>(
     w: [S::B; 4],
     half: usize,
     scale: S::F,
-    x: &[&QuantBlock; T],
+    x: &[QuantBlock; T],
     acc: &mut [S::F; T],
 ) {
     let mut dots = [s.splat_i32(0); T];

@@ -35,6 +35,7 @@ macro_rules! both {
 }
 
 impl Simd for Avx2 {
+    const IS_PORTABLE: bool = false;
     const N_REGISTERS: usize = 16;
     type F = [x86::__m256; 2];
     type I = [x86::__m256i; 2];

@@ -28,6 +28,7 @@ macro_rules! op {
 }
 
 impl Simd for Avx512 {
+    const IS_PORTABLE: bool = false;
     const N_REGISTERS: usize = 32;
     type F = x86::__m512;
     type I = x86::__m512i;

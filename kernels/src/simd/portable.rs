@@ -10,6 +10,7 @@ use super::{LANES, Line, Simd};
 pub(crate) struct Portable;
 
 impl Simd for Portable {
+    const IS_PORTABLE: bool = true;
     const N_REGISTERS: usize = 16;
     type F = [f32; LANES];
     type I = [i32; LANES];
