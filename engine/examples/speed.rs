@@ -12,7 +12,7 @@ use engine::forward::{Forward, Logits, Slice};
 use engine::weights::Weights;
 use kernels::isa::Isa;
 use kernels::pool::ThreadPool;
-use model::gguf::Gguf;
+use model::checkpoint::Checkpoint;
 
 const BLOCKS_PER_SEQUENCE: usize = 160;
 
@@ -22,7 +22,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let n_threads: NonZeroUsize = args.next().unwrap_or_else(|| "2".to_owned()).parse()?;
     let pool = Arc::new(ThreadPool::new(n_threads));
     let start = Instant::now();
-    let gguf = Gguf::open(&path)?;
+    let gguf = Checkpoint::open(&path)?;
     let weights = Arc::new(Weights::load(&gguf, &pool)?);
     println!("{:?}, {n_threads} threads", Isa::detect());
     println!("load: {:?}, {:.1} MB packed", start.elapsed(), weights.n_bytes() as f64 / 1e6);

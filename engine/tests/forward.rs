@@ -16,7 +16,7 @@ use engine::weights::Weights;
 use kernels::attention::BLOCK_TOKENS;
 use kernels::isa::Isa;
 use kernels::pool::ThreadPool;
-use model::gguf::Gguf;
+use model::checkpoint::Checkpoint;
 use model::reference::ModelRef;
 use serde::Deserialize;
 
@@ -38,7 +38,7 @@ const NEAR_TIE: f32 = 0.1;
 /// "unicode" continues a nonsense prompt; llama.cpp leaves the reference at a gap of 0.39 there.
 const UNICODE_NEAR_TIE: f32 = 0.4;
 
-static MODEL: LazyLock<Gguf> = LazyLock::new(|| Gguf::open(&find()).expect("the test model is a GGUF file"));
+static MODEL: LazyLock<Checkpoint> = LazyLock::new(|| Checkpoint::open(&find()).expect("the test model is a GGUF file"));
 static WEIGHTS: LazyLock<Arc<Weights>> =
     LazyLock::new(|| Arc::new(Weights::load(&MODEL, &pool(2)).expect("the test model is supported")));
 static PROMPTS: LazyLock<Vec<Prompt>> = LazyLock::new(|| {

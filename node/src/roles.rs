@@ -14,7 +14,7 @@ use kernels::isa::Isa;
 use kernels::pool::ThreadPool;
 use kv::transfer::LocalPorts;
 use model::TextModel;
-use model::gguf::Gguf;
+use model::checkpoint::Checkpoint;
 use proto::v1;
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
@@ -339,10 +339,10 @@ pub(crate) async fn load(path: &Path, args: &EngineArgs) -> anyhow::Result<Loade
     let (path, n_threads) = (path.to_owned(), n_threads(args));
     let began = Instant::now();
     let loading = tokio::task::spawn_blocking(move || -> anyhow::Result<Loaded> {
-        let gguf = Gguf::open(&path).with_context(|| path.display().to_string())?;
+        let checkpoint = Checkpoint::open(&path).with_context(|| path.display().to_string())?;
         let threads = Arc::new(ThreadPool::new(n_threads));
-        let weights = Weights::load(&gguf, &threads).with_context(|| path.display().to_string())?;
-        let text = TextModel::open(&path)?;
+        let weights = Weights::load(&checkpoint, &threads).with_context(|| path.display().to_string())?;
+        let text = TextModel::new(&checkpoint, &path)?;
         let (weights, name) = (Arc::new(weights), text.name);
         Ok(Loaded { weights, threads, name, fingerprint: text.fingerprint })
     });

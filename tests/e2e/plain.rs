@@ -12,7 +12,7 @@ use kernels::pool::ThreadPool;
 use kv::BLOCK_TOKENS;
 use model::TextModel;
 use model::chat_template::{Message, Reply, Role};
-use model::gguf::Gguf;
+use model::checkpoint::Checkpoint;
 use model::prompt::Entry;
 use model::reference::ModelRef;
 
@@ -25,7 +25,7 @@ static PATH: LazyLock<PathBuf> = LazyLock::new(find);
 
 /// The weights, shared by all engines of all clusters.
 pub(crate) static WEIGHTS: LazyLock<Arc<Weights>> = LazyLock::new(|| {
-    let gguf = Gguf::open(&PATH).expect("the test model is a GGUF file");
+    let gguf = Checkpoint::open(&PATH).expect("the test model is a GGUF file");
     Arc::new(Weights::load(&gguf, &threads(2)).expect("the test model is supported"))
 });
 

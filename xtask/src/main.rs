@@ -1,4 +1,5 @@
-//! Commands longer than one line: `cargo xtask ci` runs what CI runs.
+//! Commands longer than one line: `cargo xtask ci` runs what CI runs, `cargo xtask fuzz <gguf|safetensors> [--seconds 60]
+//! [--seed 1]` opens mutated model files.
 
 use std::process::Command;
 
@@ -13,16 +14,25 @@ const CI: [Check; 3] = [
     ("tests", &["test", "--workspace", "--locked"]),
 ];
 
+const FUZZ: [&str; 8] = ["run", "--release", "--locked", "-p", "model", "--example", "fuzz", "--"];
+
 fn main() -> anyhow::Result<()> {
-    match std::env::args().nth(1).as_deref() {
-        Some("ci") => CI.iter().try_for_each(run),
-        _ => bail!("usage: cargo xtask ci"),
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    match args.split_first() {
+        Some((command, [])) if command == "ci" => {
+            CI.iter().try_for_each(|(what, args)| run(what, args.iter().copied()))
+        }
+        Some((command, rest)) if command == "fuzz" => {
+            run("fuzz", FUZZ.into_iter().chain(rest.iter().map(String::as_str)))
+        }
+        _ => bail!("usage: cargo xtask ci | fuzz <gguf|safetensors> [--seconds N] [--seed N]"),
     }
 }
 
-fn run((what, args): &Check) -> anyhow::Result<()> {
+fn run<'a>(what: &str, args: impl Iterator<Item = &'a str>) -> anyhow::Result<()> {
+    let args: Vec<&str> = args.collect();
     let status = Command::new("cargo")
-        .args(*args)
+        .args(&args)
         .status()
         .with_context(|| format!("cargo {} did not start", args[0]))?;
     if !status.success() {
