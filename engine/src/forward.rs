@@ -200,8 +200,7 @@ impl Forward {
         self.workers.product(&layer.qkv, &scratch.prepared, Write::Replace, &mut scratch.qkv);
         let projection =
             Projection { shape, layer, rope: &self.rope, turns: &scratch.turns, isa: self.workers.isa };
-        self.workers
-            .each_row(&mut scratch.qkv, shape.heads().row_len(), |i, row| projection.finish(i, row));
+        self.workers.each_row(&mut scratch.qkv, shape.heads().row_len(), |i, row| projection.finish(i, row));
     }
 
     fn add_attention(&mut self, layer: &Layer) {

@@ -33,7 +33,8 @@ impl<'a> Reference<'a> {
             self.feed_forward(layer_idx, &mut x)?;
         }
         let x = self.norm("output_norm", &x)?;
-        let head = if shape.tied_head { embedding } else { self.matrix("output", shape.d_model, shape.vocab)? };
+        let head =
+            if shape.tied_head { embedding } else { self.matrix("output", shape.d_model, shape.vocab)? };
         Ok(product(&head, &x))
     }
 

@@ -74,7 +74,8 @@ fn every_kind_runs_as_the_plain_reference_and_equally_from_both_forms() {
         let forms = written(&tiny, &name);
         let found = forms.each_ref().map(logits);
         for (form, found) in forms.iter().zip(&found) {
-            let want = Reference::new(form).and_then(|r| r.logits(&tokens())).expect("the model is supported");
+            let want =
+                Reference::new(form).and_then(|r| r.logits(&tokens())).expect("the model is supported");
             let error = distance(found, &want.concat());
             assert!(error < TOLERANCE, "{name}: {error} from the reference");
         }
@@ -99,12 +100,13 @@ fn every_part_of_an_architecture_matters() {
         let mut changed = tiny.clone();
         let named = changed.tensors.iter_mut().filter(|(name, _)| name.ends_with(part));
         named.for_each(|(_, (_, data))| data.fill(0.0));
-        let [before, after] = [&tiny, &changed].map(|tiny| logits(&written(tiny, &format!("zeroed_{part}"))[0]));
-        assert!(distance(&after, &before) > 0.05, "{architecture} without {part}");
+        let [before, after] =
+            [&tiny, &changed].map(|tiny| logits(&written(tiny, &format!("zeroed_{part}"))[0]));
+        assert!(distance(&after, &before) > 2.0 * TOLERANCE, "{architecture} without {part}");
     }
-    let scaled = Tiny { rope_divisors: Some(LLAMA3_DIVISORS), ..Tiny::new("llama") };
-    let [before, after] = [&Tiny::new("llama"), &scaled].map(|tiny| logits(&written(tiny, "scaled")[1]));
-    assert!(distance(&after, &before) > TOLERANCE, "without the scaling of Llama 3");
+    let slow = Tiny { rope_divisors: Some([8.0; 8]), ..Tiny::new("llama") };
+    let [before, after] = [&Tiny::new("llama"), &slow].map(|tiny| logits(&written(tiny, "slow")[0]));
+    assert!(distance(&after, &before) > 2.0 * TOLERANCE, "without divisors of the frequencies");
 }
 
 #[test]
@@ -123,7 +125,8 @@ fn both_forms_have_the_same_text_side() {
 #[test]
 fn a_missing_or_foreign_tensor_is_refused_by_name() {
     let load = |tiny: &Tiny, form: usize| {
-        let error = Weights::load(&written(tiny, "refused")[form], &pool()).expect_err("the model is refused");
+        let error =
+            Weights::load(&written(tiny, "refused")[form], &pool()).expect_err("the model is refused");
         let is_unknown = matches!(error, Error::UnknownTensor { .. });
         (error.to_string(), is_unknown)
     };
@@ -138,6 +141,9 @@ fn a_missing_or_foreign_tensor_is_refused_by_name() {
         let mut tiny = Tiny::new("llama");
         tiny.tensors.insert("blk.0.attn_q_norm.weight".to_owned(), (vec![HEAD_DIM], vec![1.0; HEAD_DIM]));
         let (message, is_unknown) = load(&tiny, form);
-        assert!(is_unknown && message.contains("blk.0.attn_q_norm.weight") && message.contains("llama"), "{message}");
+        assert!(
+            is_unknown && message.contains("blk.0.attn_q_norm.weight") && message.contains("llama"),
+            "{message}"
+        );
     }
 }

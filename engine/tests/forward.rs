@@ -38,7 +38,8 @@ const NEAR_TIE: f32 = 0.1;
 /// "unicode" continues a nonsense prompt; llama.cpp leaves the reference at a gap of 0.39 there.
 const UNICODE_NEAR_TIE: f32 = 0.4;
 
-static MODEL: LazyLock<Checkpoint> = LazyLock::new(|| Checkpoint::open(&find()).expect("the test model is a GGUF file"));
+static MODEL: LazyLock<Checkpoint> =
+    LazyLock::new(|| Checkpoint::open(&find()).expect("the test model is a GGUF file"));
 static WEIGHTS: LazyLock<Arc<Weights>> =
     LazyLock::new(|| Arc::new(Weights::load(&MODEL, &pool(2)).expect("the test model is supported")));
 static PROMPTS: LazyLock<Vec<Prompt>> = LazyLock::new(|| {

@@ -189,7 +189,11 @@ fn files_that_would_run_wrongly_are_refused_by_name() {
         let error = load(&file, &format!("refused_{what}")).expect_err("the file is refused").to_string();
         assert!(error.contains(expected), "{what}: {error}");
     };
-    check("architecture", &|f| f.architecture = "gpt2", "`gpt2` is not supported; supported: llama, qwen2, qwen3");
+    check(
+        "architecture",
+        &|f| f.architecture = "gpt2",
+        "`gpt2` is not supported; supported: llama, qwen2, qwen3",
+    );
     check("missing", &|f| drop(f.tensors.pop()), "blk.1.ffn_down.weight");
     check("dims", &|f| f.tensors[2].2 = vec![D_MODEL + 1], "blk.0.attn_norm.weight");
     let k_quant = |f: &mut File| {

@@ -143,7 +143,8 @@ fn mutated(seeds: &[Seed], random: &mut Random) -> Seed {
 /// One edit: bytes, a length, a number in text, a cut, a splice.
 fn mutate(bytes: &mut Vec<u8>, donor: &[u8], random: &mut Random) {
     const LENGTHS: [u64; 9] = [0, 1, 2, 255, 1 << 16, 1 << 22, u32::MAX as u64, 1 << 62, u64::MAX];
-    const NUMBERS: [&str; 8] = ["0", "-1", "4294967295", "4294967296", "18446744073709551615", "1e308", "null", "[]"];
+    const NUMBERS: [&str; 8] =
+        ["0", "-1", "4294967295", "4294967296", "18446744073709551615", "1e308", "null", "[]"];
     if bytes.is_empty() {
         bytes.extend(donor);
         return;

@@ -74,7 +74,10 @@ impl Dims {
             return Err(impossible("rope_theta (GGUF: rope.freq_base)", "it must be a positive number"));
         }
         if !positive(self.rms_eps) {
-            return Err(impossible("rms_norm_eps (GGUF: layer_norm_rms_epsilon)", "it must be a positive number"));
+            return Err(impossible(
+                "rms_norm_eps (GGUF: layer_norm_rms_epsilon)",
+                "it must be a positive number",
+            ));
         }
         Ok(self)
     }

@@ -95,7 +95,8 @@ impl Folder {
         let config_json = read(CONFIG, MAX_CONFIG_BYTES)?;
         let config = Config::parse(&config_json)?;
         let tied = config.has_tied_head();
-        let safetensors = Safetensors::open(path, |name| gguf_name(name).filter(|name| !(tied && name == HEAD)))?;
+        let safetensors =
+            Safetensors::open(path, |name| gguf_name(name).filter(|name| !(tied && name == HEAD)))?;
         let texts = Texts {
             config: config_json,
             tokenizer: read(TOKENIZER, MAX_TOKENIZER_BYTES)?,
@@ -120,7 +121,8 @@ impl Folder {
         let path = self.path.canonicalize().unwrap_or_else(|_| self.path.clone());
         let part = |path: &Path| path.file_name().unwrap_or_default().to_string_lossy().into_owned();
         let repository = path.ancestors().nth(2).map(part);
-        let repository = repository.and_then(|name| Some(name.strip_prefix("models--")?.rsplit_once("--")?.1.to_owned()));
+        let repository =
+            repository.and_then(|name| Some(name.strip_prefix("models--")?.rsplit_once("--")?.1.to_owned()));
         repository.unwrap_or_else(|| part(&path))
     }
 
@@ -128,7 +130,8 @@ impl Folder {
     pub(crate) fn sample(&self, hasher: &mut blake3::Hasher) {
         let texts = &self.texts;
         let optional = [&texts.tokenizer_config, &texts.generation_config, &texts.template];
-        let texts = [Some(&texts.config), Some(&texts.tokenizer)].into_iter().chain(optional.map(Option::as_ref));
+        let texts =
+            [Some(&texts.config), Some(&texts.tokenizer)].into_iter().chain(optional.map(Option::as_ref));
         for text in texts {
             let len = text.map_or(u64::MAX, |text| text.len() as u64);
             hasher.update(&len.to_le_bytes());

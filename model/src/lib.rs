@@ -56,8 +56,8 @@ impl TextModel {
     /// # Errors
     /// When the files cannot be read, or are of a kind that is not supported.
     pub fn open(path: &Path) -> Result<Self, Error> {
-        let checkpoint = Checkpoint::open(path)
-            .map_err(|source| Error::Checkpoint { path: path.to_owned(), source })?;
+        let checkpoint =
+            Checkpoint::open(path).map_err(|source| Error::Checkpoint { path: path.to_owned(), source })?;
         Self::new(&checkpoint, path)
     }
 
@@ -67,14 +67,12 @@ impl TextModel {
     /// As for [`Self::open`].
     pub fn new(checkpoint: &Checkpoint, path: &Path) -> Result<Self, Error> {
         let of_prompt = |source| Error::Prompt { path: path.to_owned(), source };
-        let dims =
-            checkpoint.dims().map_err(|source| Error::Checkpoint { path: path.to_owned(), source })?;
+        let dims = checkpoint.dims().map_err(|source| Error::Checkpoint { path: path.to_owned(), source })?;
         let context_len = u32::try_from(dims.context_len).unwrap_or(u32::MAX);
         let tokenizer = Tokenizer::new(checkpoint)
             .map_err(|source| Error::Tokenizer { path: path.to_owned(), source })
             .map(Arc::new)?;
-        let template =
-            ChatTemplate::read(checkpoint, &tokenizer).map_err(|error| of_prompt(error.into()))?;
+        let template = ChatTemplate::read(checkpoint, &tokenizer).map_err(|error| of_prompt(error.into()))?;
         let prompts = PromptBuilder::new(template, Arc::clone(&tokenizer)).map_err(of_prompt)?;
         let (name, fingerprint) = (name(path, checkpoint), checkpoint.fingerprint());
         Ok(Self { tokenizer, prompts, name, context_len, fingerprint })

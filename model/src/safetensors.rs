@@ -156,7 +156,9 @@ fn shard_files(folder: &Path) -> Result<BTreeMap<String, Vec<String>>, Error> {
 pub(crate) fn read_bounded(path: &Path, limit: u64) -> io::Result<Vec<u8>> {
     let len = std::fs::metadata(path)?.len();
     if len > limit {
-        return Err(io::Error::other(format!("{len} bytes are more than the {limit} that such a file may have")));
+        return Err(io::Error::other(format!(
+            "{len} bytes are more than the {limit} that such a file may have"
+        )));
     }
     std::fs::read(path)
 }

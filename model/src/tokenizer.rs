@@ -19,8 +19,8 @@ use std::sync::atomic::{AtomicU8, Ordering};
 use tokenizers::Model as _;
 use tokenizers::models::bpe::{BPE, Vocab};
 
-use crate::detokenize::ByteTable;
 use crate::checkpoint::Checkpoint;
+use crate::detokenize::ByteTable;
 use crate::gguf;
 use source::{Kind, Source};
 use split::{Specials, Splitter};

@@ -2,15 +2,13 @@
 
 use kernels::elementwise::RopeLayout;
 use serde::Deserialize;
+use serde::de::DeserializeOwned;
+use serde_json::{Map, Value};
 
 use super::rope::RopeScaling;
-use super::{Architecture, Dims, Error, refuse_unless};
+use super::{Architecture, Dims, Error, impossible, refuse_unless};
 
-/// The part of a `config.json` that is read first: the rest depends on it.
-#[derive(Deserialize)]
-struct Kind {
-    model_type: String,
-}
+const TIED: &str = "tie_word_embeddings";
 
 /// A checked `config.json`.
 #[derive(Debug)]
@@ -19,88 +17,97 @@ pub(crate) struct Config {
     keys: Keys,
 }
 
-/// The keys that decide a model's form. What is not listed does not change what it computes.
-#[derive(Debug, Deserialize)]
-struct Keys {
-    hidden_size: u32,
-    intermediate_size: u32,
-    num_hidden_layers: u32,
-    num_attention_heads: u32,
-    num_key_value_heads: Option<u32>,
-    head_dim: Option<u32>,
-    max_position_embeddings: u32,
-    rms_norm_eps: f32,
-    rope_theta: Option<f64>,
-    rope_scaling: Option<RopeScaling>,
-    rope_parameters: Option<RopeScaling>,
-    #[serde(default)]
-    tie_word_embeddings: bool,
-    hidden_act: Option<String>,
-    #[serde(default)]
-    attention_bias: bool,
-    #[serde(default)]
-    mlp_bias: bool,
-    #[serde(default)]
-    use_sliding_window: bool,
-    quantization_config: Option<Quantization>,
-}
+/// The content of a `config.json`. Keys that nobody asks for do not change what the model computes.
+#[derive(Debug)]
+struct Keys(Map<String, Value>);
 
-#[derive(Debug, Deserialize)]
+#[derive(Deserialize)]
 struct Quantization {
     quant_method: Option<String>,
+}
+
+impl Keys {
+    /// The value of `key`; None when there is none, or null.
+    fn get<T: DeserializeOwned>(&self, key: &str) -> Result<Option<T>, Error> {
+        let value = self.0.get(key).filter(|value| !value.is_null());
+        let read = value.map(|value| T::deserialize(value)).transpose();
+        read.map_err(|error| impossible(key, &error.to_string()))
+    }
+
+    fn required<T: DeserializeOwned>(&self, key: &str) -> Result<T, Error> {
+        self.get(key)?.ok_or_else(|| impossible(key, "config.json does not have it"))
+    }
+
+    fn size(&self, key: &str) -> Result<usize, Error> {
+        Ok(self.required::<u32>(key)? as usize)
+    }
+
+    fn size_or(&self, key: &str, default: usize) -> Result<usize, Error> {
+        Ok(self.get::<u32>(key)?.map_or(default, |n| n as usize))
+    }
+
+    fn is_set(&self, key: &str) -> Result<bool, Error> {
+        Ok(self.get(key)?.unwrap_or(false))
+    }
 }
 
 impl Config {
     /// Reads `config.json`.
     ///
     /// # Errors
-    /// An architecture or feature that is not supported, by name; keys that are missing or not numbers.
+    /// An architecture or feature that is not supported, by name; a key that is missing or of the wrong type.
     pub(crate) fn parse(json: &[u8]) -> Result<Self, Error> {
-        let kind: Kind = serde_json::from_slice(json)?;
-        let architecture = Architecture::named(&kind.model_type)?;
-        let keys: Keys = serde_json::from_slice(json)?;
-        if let Some(quantization) = &keys.quantization_config {
+        let keys = Keys(serde_json::from_slice(json)?);
+        let architecture = Architecture::named(&keys.required::<String>("model_type")?)?;
+        if let Some(quantization) = keys.get::<Quantization>("quantization_config")? {
             let method = quantization.quant_method.as_deref().unwrap_or("unnamed");
             refuse_unless(false, "quantization_config", method)?;
         }
-        let activation = keys.hidden_act.as_deref().unwrap_or("silu");
-        refuse_unless(activation == "silu", "hidden_act", activation)?;
-        let has_own_bias = keys.attention_bias && !architecture.has_qkv_bias();
-        refuse_unless(!has_own_bias, "attention_bias", true)?;
-        refuse_unless(!keys.mlp_bias, "mlp_bias", true)?;
-        refuse_unless(!keys.use_sliding_window, "use_sliding_window", true)?;
+        if let Some(activation) = keys.get::<String>("hidden_act")? {
+            refuse_unless(activation == "silu", "hidden_act", activation)?;
+        }
+        for key in ["attention_bias", "mlp_bias", "use_sliding_window"] {
+            // Qwen2's biases are part of the architecture, whatever this key says.
+            let is_known = key == "attention_bias" && architecture.has_qkv_bias();
+            refuse_unless(is_known || !keys.is_set(key)?, key, true)?;
+        }
+        keys.is_set(TIED)?;
         Ok(Self { architecture, keys })
     }
 
+    /// The embedding is also the head.
     pub(crate) fn has_tied_head(&self) -> bool {
-        self.keys.tie_word_embeddings
+        self.keys.is_set(TIED).unwrap_or(false)
     }
 
     /// The sizes; `vocab` is the embedding's number of rows.
     pub(crate) fn dims(&self, vocab: usize) -> Result<Dims, Error> {
         let keys = &self.keys;
-        let scaling = keys.rope_parameters.as_ref().or(keys.rope_scaling.as_ref());
-        let rope_base = scaling.and_then(|scaling| scaling.rope_theta).or(keys.rope_theta).unwrap_or(10_000.0);
-        let default_head_dim = keys.hidden_size.checked_div(keys.num_attention_heads).unwrap_or(0);
-        let head_dim = keys.head_dim.unwrap_or(default_head_dim) as usize;
+        let (d_model, n_heads) = (keys.size("hidden_size")?, keys.size("num_attention_heads")?);
+        let head_dim = keys.size_or("head_dim", d_model.checked_div(n_heads).unwrap_or(0))?;
+        let scaling: RopeScaling = match keys.get("rope_parameters")? {
+            Some(parameters) => parameters,
+            None => keys.get("rope_scaling")?.unwrap_or_default(),
+        };
+        let rope_base = match scaling.rope_theta {
+            Some(base) => base,
+            None => keys.get("rope_theta")?.unwrap_or(10_000.0),
+        };
         let dims = Dims {
             architecture: self.architecture,
-            n_layers: keys.num_hidden_layers as usize,
-            d_model: keys.hidden_size as usize,
-            d_ffn: keys.intermediate_size as usize,
-            n_heads: keys.num_attention_heads as usize,
-            n_kv_heads: keys.num_key_value_heads.unwrap_or(keys.num_attention_heads) as usize,
+            n_layers: keys.size("num_hidden_layers")?,
+            d_model,
+            d_ffn: keys.size("intermediate_size")?,
+            n_heads,
+            n_kv_heads: keys.size_or("num_key_value_heads", n_heads)?,
             head_dim,
             vocab,
-            context_len: keys.max_position_embeddings as usize,
-            rms_eps: keys.rms_norm_eps,
-            tied_head: keys.tie_word_embeddings,
+            context_len: keys.size("max_position_embeddings")?,
+            rms_eps: keys.required("rms_norm_eps")?,
+            tied_head: self.has_tied_head(),
             rope_layout: RopeLayout::HalfSplit,
             rope_base: rope_base as f32,
-            rope_divisors: match scaling {
-                Some(scaling) => scaling.divisors(rope_base, head_dim)?,
-                None => Vec::new(),
-            },
+            rope_divisors: scaling.divisors(rope_base, head_dim)?,
         };
         dims.checked()
     }

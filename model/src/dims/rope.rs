@@ -39,8 +39,7 @@ impl RopeScaling {
         let factor = positive("factor", self.factor)?;
         let low = positive("low_freq_factor", self.low_freq_factor)?;
         let high = positive("high_freq_factor", self.high_freq_factor)?;
-        let trained =
-            positive("original_max_position_embeddings", self.original_max_position_embeddings)?;
+        let trained = positive("original_max_position_embeddings", self.original_max_position_embeddings)?;
         if high <= low {
             return Err(impossible("rope_scaling.high_freq_factor", "it must exceed low_freq_factor"));
         }

@@ -60,10 +60,14 @@ fn check(found: &[f32], expected: &[f32]) {
 #[test]
 fn names_what_it_does_not_support() {
     for (change, expected) in [
-        (json!({"model_type": "gemma3_text"}), "`gemma3_text` is not supported; supported: llama, qwen2, qwen3"),
+        (
+            json!({"model_type": "gemma3_text"}),
+            "`gemma3_text` is not supported; supported: llama, qwen2, qwen3",
+        ),
         (json!({"model_type": 7}), "model_type"),
-        (json!({"hidden_size": null}), "u32"),
-        (json!({"num_attention_heads": -1}), "-1"),
+        (json!({"hidden_size": null}), "`hidden_size` is impossible: config.json does not have it"),
+        (json!({"num_attention_heads": -1}), "`num_attention_heads`"),
+        (json!({"tie_word_embeddings": 3}), "`tie_word_embeddings`"),
         (json!({"rope_scaling": {"type": "yarn", "factor": 4.0}}), "yarn"),
         (json!({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}), "low_freq_factor"),
         (json!({"rope_scaling": llama3(0.0)}), "factor"),

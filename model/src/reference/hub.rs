@@ -129,8 +129,20 @@ mod tests {
             (&["x-Q8_0.gguf", "config.json"][..], "x-Q8_0.gguf"),
             (&["x-Q8_0.gguf", "x-Q4_K_M.gguf"], "x-Q4_K_M.gguf"),
             (&["x-Q8_0.gguf", "x-Q5_0.gguf"], "name one of its files"),
-            (&["README.md", "config.json", "tokenizer.json", "tokenizer_config.json", "onnx/m.safetensors"], texts),
-            (&["config.json", "model.safetensors.index.json", "m-1.safetensors"], "model.safetensors.index.json m-1"),
+            (
+                &[
+                    "README.md",
+                    "config.json",
+                    "tokenizer.json",
+                    "tokenizer_config.json",
+                    "onnx/m.safetensors",
+                ],
+                texts,
+            ),
+            (
+                &["config.json", "model.safetensors.index.json", "m-1.safetensors"],
+                "model.safetensors.index.json m-1",
+            ),
             (&["README.md"], "neither a GGUF file nor a config.json"),
         ] {
             assert!(chosen(files).contains(expected), "{files:?}: {}", chosen(files));

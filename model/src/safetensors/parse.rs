@@ -34,8 +34,9 @@ pub(super) fn header(file: &[u8]) -> Result<(usize, Vec<TensorInfo>), Problem> {
     };
     let length = u64::from_le_bytes(*length);
     if length > MAX_HEADER_BYTES {
-        let problem =
-            format!("a header of {length} bytes (at most {MAX_HEADER_BYTES} are possible); is it safetensors?");
+        let problem = format!(
+            "a header of {length} bytes (at most {MAX_HEADER_BYTES} are possible); is it safetensors?"
+        );
         return Err(corrupt("the header's length", problem));
     }
     if length > rest.len() as u64 {
@@ -69,7 +70,10 @@ fn tensor(name: String, entry: Entry, data_start: u64, n_data: u64) -> Result<Te
     if entry.shape.len() > MAX_DIMS || entry.shape.contains(&0) {
         return Err(corrupt(
             &place(),
-            format!("{} dimensions, none of which may be 0 (0 to {MAX_DIMS} are possible)", entry.shape.len()),
+            format!(
+                "{} dimensions, none of which may be 0 (0 to {MAX_DIMS} are possible)",
+                entry.shape.len()
+            ),
         ));
     }
     let [from, to] = entry.data_offsets;

@@ -46,7 +46,10 @@ fn names_the_tensor_that_is_wrong() {
             file(&entry(&format!(r#"{{"dtype":"F32","shape":[{max},{max}],"data_offsets":[0,4]}}"#)), 4),
         ),
         ("may be 0", file(&entry(r#"{"dtype":"F32","shape":[0],"data_offsets":[0,0]}"#), 0)),
-        ("9 dimensions", file(&entry(r#"{"dtype":"F32","shape":[1,1,1,1,1,1,1,1,1],"data_offsets":[0,4]}"#), 4)),
+        (
+            "9 dimensions",
+            file(&entry(r#"{"dtype":"F32","shape":[1,1,1,1,1,1,1,1,1],"data_offsets":[0,4]}"#), 4),
+        ),
         ("tensor `t`", file(&entry(r#"{"dtype":"F32","shape":[1],"data_offsets":[0,4,8]}"#), 4)),
         ("data of tensor `t`", file(&entry(r#"{"dtype":"F32","shape":[2],"data_offsets":[0,8]}"#), 4)),
         (
@@ -54,7 +57,10 @@ fn names_the_tensor_that_is_wrong() {
             file(&entry(&format!(r#"{{"dtype":"F32","shape":[1],"data_offsets":[{},{max}]}}"#, max - 4)), 4),
         ),
         ("a gap after `the header`", file(&entry(r#"{"dtype":"F32","shape":[1],"data_offsets":[4,8]}"#), 8)),
-        ("4 bytes belong to no tensor", file(&entry(r#"{"dtype":"F32","shape":[1],"data_offsets":[0,4]}"#), 8)),
+        (
+            "4 bytes belong to no tensor",
+            file(&entry(r#"{"dtype":"F32","shape":[1],"data_offsets":[0,4]}"#), 8),
+        ),
         ("tensor `a`: it overlaps `b`", file(&SOUND.replace("24,32", "16,24"), 24)),
     ];
     for (expected, bytes) in cases {

@@ -116,7 +116,9 @@ impl Files {
         let model: Bpe = serde_json::from_str(outer.model.get())?;
         let affixes = [&model.continuing_subword_prefix, &model.end_of_word_suffix];
         if model.byte_fallback || affixes.into_iter().flatten().any(|affix| !affix.is_empty()) {
-            return Err(Error::UnsupportedModel("BPE on characters, with byte fallback or affixes".to_owned()));
+            return Err(Error::UnsupportedModel(
+                "BPE on characters, with byte fallback or affixes".to_owned(),
+            ));
         }
         let trims = |token: &&AddedToken| token.lstrip || token.rstrip || token.single_word;
         if let Some(token) = outer.added_tokens.iter().find(trims) {
@@ -259,7 +261,8 @@ fn pattern(pre_tokenizer: Option<&Value>) -> Result<Pattern, Error> {
         }
         [split, bytes] if is_bytes(bytes) && type_of(split) == "Split" => {
             let isolated = split.get("behavior").and_then(Value::as_str) == Some("Isolated");
-            let plain = isolated && has(split, "invert", false, false) && has(bytes, "use_regex", false, true);
+            let plain =
+                isolated && has(split, "invert", false, false) && has(bytes, "use_regex", false, true);
             let regex = split.pointer("/pattern/Regex").and_then(Value::as_str);
             regex.filter(|_| plain).and_then(Pattern::published_as)
         }
