@@ -3,15 +3,13 @@
 //! ```text
 //!  block 0                              block 1
 //!  layer 0  | layer 1  | ... | layer n  layer 0 | ...
-//!  [kv head]{ K [head_dim][16 tokens], V [16 tokens][head_dim] }       all f16
+//!  [kv head]{ K [head_dim][16 tokens], V [16 tokens][head_dim] }       f16, or i8 with scales behind each
 //! ```
 //! Any range of layers of a block is one contiguous run, so a handover copies without gathering.
 
 use std::ops::Range;
 
-use half::f16;
-use half::slice::HalfBitsSliceExt;
-use kernels::attention::{BLOCK_TOKENS, LayerPlace};
+use kernels::attention::{BLOCK_TOKENS, Heads, KvDtype, LayerPlace};
 
 #[cfg(test)]
 mod tests;
@@ -33,32 +31,45 @@ pub struct KvGeometry {
     pub n_layers: usize,
     pub n_kv_heads: usize,
     pub head_dim: usize,
+    pub dtype: KvDtype,
 }
 
 impl KvGeometry {
     /// Tokens in a block.
     pub const BLOCK_TOKENS: usize = BLOCK_TOKENS;
-    /// Name of the stored number format.
-    pub const DTYPE: &'static str = "f16";
 
-    /// Numbers in one layer of a block: keys and values of 16 tokens.
-    fn layer_len(&self) -> usize {
-        2 * self.n_kv_heads * self.head_dim * BLOCK_TOKENS
+    /// The same with another number format.
+    pub fn with_dtype(self, dtype: KvDtype) -> Self {
+        Self { dtype, ..self }
     }
 
-    /// Numbers in a block.
+    /// Name of the stored number format.
+    pub fn dtype_name(&self) -> &'static str {
+        match self.dtype {
+            KvDtype::F16 => "f16",
+            KvDtype::I8 => "i8+scale",
+        }
+    }
+
+    /// 16-bit words in one layer of a block: keys and values of 16 tokens.
+    fn layer_len(&self) -> usize {
+        let heads = Heads { n_heads: self.n_kv_heads, n_kv_heads: self.n_kv_heads, head_dim: self.head_dim };
+        heads.block_len(self.dtype)
+    }
+
+    /// Words in a block.
     fn block_len(&self) -> usize {
         self.n_layers * self.layer_len()
     }
 
     /// Bytes of one layer of a block.
     pub fn bytes_per_block_layer(&self) -> usize {
-        self.layer_len() * size_of::<f16>()
+        self.layer_len() * size_of::<u16>()
     }
 
     /// Bytes of a whole block.
     pub fn bytes_per_block(&self) -> usize {
-        self.block_len() * size_of::<f16>()
+        self.block_len() * size_of::<u16>()
     }
 }
 
@@ -67,14 +78,14 @@ impl KvGeometry {
 pub struct KvArena {
     geometry: KvGeometry,
     n_blocks: usize,
-    /// f16 as bits: the system hands out zeroed integers without touching the pages.
-    bits: Vec<u16>,
+    /// The kernels know what is in it; the system hands out zeroed integers without touching the pages.
+    words: Vec<u16>,
 }
 
 impl KvArena {
     /// Memory for `n_blocks` blocks; pages are claimed when first written.
     pub fn new(geometry: KvGeometry, n_blocks: usize) -> Self {
-        Self { geometry, n_blocks, bits: vec![0; n_blocks * geometry.block_len()] }
+        Self { geometry, n_blocks, words: vec![0; n_blocks * geometry.block_len()] }
     }
 
     pub fn geometry(&self) -> KvGeometry {
@@ -90,25 +101,25 @@ impl KvArena {
         self.geometry.bytes_per_block_layer()
     }
 
-    /// Appends `layers` of `block` to `out`, as little-endian f16. Panics if they do not exist.
+    /// Appends `layers` of `block` to `out`, in the stored format, little-endian. Panics if they do not exist.
     pub fn export(&self, block: u32, layers: Range<usize>, out: &mut Vec<u8>) {
         let range = self.range(block, &layers).expect("the exporter owns the block and knows the model");
         let start = out.len();
-        out.resize(start + range.len() * size_of::<f16>(), 0);
-        for (bytes, bits) in out[start..].as_chunks_mut().0.iter_mut().zip(&self.bits[range]) {
-            *bytes = bits.to_le_bytes();
+        out.resize(start + range.len() * size_of::<u16>(), 0);
+        for (bytes, word) in out[start..].as_chunks_mut().0.iter_mut().zip(&self.words[range]) {
+            *bytes = word.to_le_bytes();
         }
     }
 
     /// Overwrites `layers` of `block` with what [`export`](Self::export) wrote elsewhere.
     pub fn import(&mut self, block: u32, layers: Range<usize>, bytes: &[u8]) -> Result<(), Error> {
         let range = self.range(block, &layers)?;
-        let expected = range.len() * size_of::<f16>();
+        let expected = range.len() * size_of::<u16>();
         if bytes.len() != expected {
             return Err(Error::Length { layers, expected, found: bytes.len() });
         }
-        for (bits, bytes) in self.bits[range].iter_mut().zip(bytes.as_chunks().0) {
-            *bits = u16::from_le_bytes(*bytes);
+        for (word, bytes) in self.words[range].iter_mut().zip(bytes.as_chunks().0) {
+            *word = u16::from_le_bytes(*bytes);
         }
         Ok(())
     }
@@ -118,21 +129,22 @@ impl KvArena {
         let layers = 0..self.geometry.n_layers;
         let from = self.range(from, &layers).expect("the source block exists");
         let to = self.range(to, &layers).expect("the target block exists");
-        self.bits.copy_within(from, to.start);
+        self.words.copy_within(from, to.start);
     }
 
-    /// All numbers, for the kernels.
-    pub(crate) fn halves(&self) -> &[f16] {
-        self.bits.reinterpret_cast()
+    /// All of it, for the kernels.
+    pub(crate) fn words(&self) -> &[u16] {
+        &self.words
     }
 
-    pub(crate) fn halves_mut(&mut self) -> &mut [f16] {
-        self.bits.reinterpret_cast_mut()
+    pub(crate) fn words_mut(&mut self) -> &mut [u16] {
+        &mut self.words
     }
 
     /// Where the kernels find a layer.
     pub(crate) fn place(&self, layer_idx: usize) -> LayerPlace {
         LayerPlace {
+            dtype: self.geometry.dtype,
             block_stride: self.geometry.block_len(),
             layer_start: layer_idx * self.geometry.layer_len(),
         }

@@ -188,7 +188,7 @@ fn geometry_of(kv: KvGeometry, model_fingerprint: [u8; 32]) -> Geometry {
     let narrow = |n: usize| u32::try_from(n).expect("a model's dimensions are small");
     Geometry {
         model_fingerprint,
-        dtype: KvGeometry::DTYPE,
+        dtype: kv.dtype_name(),
         layout: "layer, kv head, K dim-major then V token-major",
         n_layers: narrow(kv.n_layers),
         n_kv_heads: narrow(kv.n_kv_heads),

@@ -148,9 +148,9 @@ impl Forward {
                 spans: &spans,
                 qkv: &self.scratch.qkv,
             };
-            attention.store(self.workers.isa, arena.halves_mut());
+            attention.store(&self.workers.pool, self.workers.isa, arena.words_mut());
             on_layer(layer_idx, arena);
-            attention.run(&self.workers.pool, self.workers.isa, arena.halves(), &mut self.scratch.attended);
+            attention.run(&self.workers.pool, self.workers.isa, arena.words(), &mut self.scratch.attended);
             self.add_attention(layer);
             self.add_feed_forward(layer);
         }
@@ -159,7 +159,8 @@ impl Forward {
 
     fn check(&self, arena: &KvArena, slices: &[Slice<'_>]) -> Result<(), Error> {
         let shape = self.weights.shape();
-        let (found, expected) = (arena.geometry(), shape.kv_geometry());
+        let found = arena.geometry();
+        let expected = shape.kv_geometry().with_dtype(found.dtype);
         if found != expected {
             return Err(Error::Geometry { found, expected });
         }

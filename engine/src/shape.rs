@@ -2,7 +2,7 @@
 
 use std::ops::Deref;
 
-use kernels::attention::Heads;
+use kernels::attention::{Heads, KvDtype};
 use kernels::{LANES, linear};
 use model::checkpoint::{self, Checkpoint};
 use model::dims::Dims;
@@ -48,9 +48,14 @@ impl ModelShape {
         Heads { n_heads: self.n_heads, n_kv_heads: self.n_kv_heads, head_dim: self.head_dim }
     }
 
-    /// What a KV arena for this model looks like.
+    /// What a KV arena for this model looks like, in f16; see [`KvGeometry::with_dtype`].
     pub fn kv_geometry(&self) -> KvGeometry {
-        KvGeometry { n_layers: self.n_layers, n_kv_heads: self.n_kv_heads, head_dim: self.head_dim }
+        KvGeometry {
+            n_layers: self.n_layers,
+            n_kv_heads: self.n_kv_heads,
+            head_dim: self.head_dim,
+            dtype: KvDtype::F16,
+        }
     }
 
     /// Numbers in a token's query or attention output: `n_heads x head_dim`.

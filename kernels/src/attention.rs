@@ -2,6 +2,7 @@
 //!
 //! ```text
 //!  one block, layer and KV head:   K [head_dim][16 tokens] | V [16 tokens][head_dim]      all f16
+//!  the same in 8 bits:             K, 16 bf16 scales       | V, 16 bf16 scales            a scale per token
 //! ```
 //! Keys are transposed, so a lane is a token and scores need no horizontal sum. All query heads of a group, and up to
 //! 12 query rows of neighbouring tokens, share one pass over keys and values.
@@ -11,17 +12,20 @@
 
 use std::{ops::Range, sync::atomic::AtomicUsize};
 
-use half::f16;
-
 use crate::{
     isa::{Isa, Op},
     pool::{SharedMut, ThreadPool, take_next},
     simd::{LANES, Simd},
 };
+use stored::{Stored, StoredF16, StoredI8};
 
 mod rows;
+mod stored;
 #[cfg(test)]
 mod tests;
+
+/// Fewer tokens than this are not worth a parallel region.
+const MIN_TOKENS_TO_SPLIT: usize = 8;
 
 /// Tokens in a block.
 pub const BLOCK_TOKENS: usize = LANES;
@@ -40,20 +44,34 @@ impl Heads {
         (self.n_heads + 2 * self.n_kv_heads) * self.head_dim
     }
 
-    /// Numbers in K (or V) of one block, layer and KV head.
-    fn tile_len(self) -> usize {
-        self.head_dim * BLOCK_TOKENS
+    /// 16-bit words in one block of one layer: `[n_kv_heads][K, V]`.
+    pub fn block_len(self, dtype: KvDtype) -> usize {
+        2 * self.n_kv_heads * self.tile_len(dtype)
     }
 
-    /// Numbers in one block of one layer: `[n_kv_heads][K, V]`.
-    pub fn block_len(self) -> usize {
-        2 * self.n_kv_heads * self.tile_len()
+    /// Words in K (or V) of one block, layer and KV head.
+    fn tile_len(self, dtype: KvDtype) -> usize {
+        match dtype {
+            KvDtype::F16 => self.head_dim * BLOCK_TOKENS,
+            KvDtype::I8 => self.head_dim * BLOCK_TOKENS / 2 + BLOCK_TOKENS,
+        }
     }
 }
 
-/// Where one layer's part of every block lies: block b starts at b x `block_stride` + `layer_start`.
+/// How keys and values are stored.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum KvDtype {
+    #[default]
+    F16,
+    /// A signed byte per number and a scale per token, KV head, and key or value: about half the memory, with an
+    /// error of up to 1/250 of the vector's greatest number.
+    I8,
+}
+
+/// Where one layer's part of every block lies, in 16-bit words: block b starts at b x `block_stride` + `layer_start`.
 #[derive(Debug, Clone, Copy)]
 pub struct LayerPlace {
+    pub dtype: KvDtype,
     pub block_stride: usize,
     pub layer_start: usize,
 }
@@ -81,13 +99,20 @@ pub struct Attention<'a> {
 
 impl Attention<'_> {
     /// Writes keys and values of the batch into `kv`; numbers beyond f16's range are cut to it.
-    pub fn store(&self, isa: Isa, kv: &mut [f16]) {
-        isa.run(Store { attention: self, kv });
+    pub fn store(&self, pool: &ThreadPool, isa: Isa, kv: &mut [u16]) {
+        let n_parts = 2 * self.heads.n_kv_heads;
+        let (next, kv) = (AtomicUsize::new(0), SharedMut::new(kv));
+        let qkv_rows: Vec<&[f32]> = self.qkv.chunks_exact(self.heads.row_len()).collect();
+        let store = Store { attention: self, qkv_rows: &qkv_rows, kv: &kv, next: &next, n_parts };
+        if qkv_rows.len() < MIN_TOKENS_TO_SPLIT {
+            return isa.run(store);
+        }
+        pool.run(|_, _| isa.run(store));
     }
 
     /// Attends over `kv`, which holds the keys and values of all tokens up to the batch's own:
     /// `out` is `[n_tokens][n_heads][head_dim]`. The spans' rows ascend and do not overlap.
-    pub fn run(&self, pool: &ThreadPool, isa: Isa, kv: &[f16], out: &mut [f32]) {
+    pub fn run(&self, pool: &ThreadPool, isa: Isa, kv: &[u16], out: &mut [f32]) {
         let n_tokens = self.qkv.len() / self.heads.row_len();
         assert_eq!(out.len(), n_tokens * self.heads.n_heads * self.heads.head_dim, "a row per token");
         let mut n_assigned = 0;
@@ -122,7 +147,7 @@ impl Attention<'_> {
     fn tile_at(&self, block: u32, kv_head: usize) -> usize {
         block as usize * self.place.block_stride
             + self.place.layer_start
-            + 2 * kv_head * self.heads.tile_len()
+            + 2 * kv_head * self.heads.tile_len(self.place.dtype)
     }
 }
 
@@ -137,7 +162,7 @@ struct Tile {
 #[derive(Clone, Copy)]
 struct Share<'a> {
     attention: &'a Attention<'a>,
-    kv: &'a [f16],
+    kv: &'a [u16],
     tiles: &'a [Tile],
     next: &'a AtomicUsize,
     out: &'a SharedMut<'a, f32>,
@@ -148,17 +173,33 @@ impl Op for Share<'_> {
 
     #[inline(always)]
     fn call<S: Simd>(self, s: S) {
-        let n_kv_heads = self.attention.heads.n_kv_heads;
-        let mut scratch = rows::Scratch::new();
-        while let Some(item) = take_next(self.next, self.tiles.len() * n_kv_heads) {
-            rows::attend_tile(s, &self, &self.tiles[item / n_kv_heads], item % n_kv_heads, &mut scratch);
+        match self.attention.place.dtype {
+            KvDtype::F16 => self.attend::<S, StoredF16>(s),
+            KvDtype::I8 => self.attend::<S, StoredI8>(s),
         }
     }
 }
 
+impl Share<'_> {
+    #[inline(always)]
+    fn attend<S: Simd, K: Stored>(self, s: S) {
+        let n_kv_heads = self.attention.heads.n_kv_heads;
+        let mut scratch = rows::Scratch::new();
+        while let Some(item) = take_next(self.next, self.tiles.len() * n_kv_heads) {
+            let tile = &self.tiles[item / n_kv_heads];
+            rows::attend_tile::<S, K>(s, &self, tile, item % n_kv_heads, &mut scratch);
+        }
+    }
+}
+
+/// One thread's share of storing: it takes K or V of a KV head, for all tokens, until none is left.
+#[derive(Clone, Copy)]
 struct Store<'a> {
     attention: &'a Attention<'a>,
-    kv: &'a mut [f16],
+    qkv_rows: &'a [&'a [f32]],
+    kv: &'a SharedMut<'a, u16>,
+    next: &'a AtomicUsize,
+    n_parts: usize,
 }
 
 impl Op for Store<'_> {
@@ -166,40 +207,36 @@ impl Op for Store<'_> {
 
     #[inline(always)]
     fn call<S: Simd>(self, s: S) {
-        let Heads { n_heads, n_kv_heads, head_dim } = self.attention.heads;
-        let tile_len = self.attention.heads.tile_len();
-        let qkv_rows = self.attention.qkv.chunks_exact(self.attention.heads.row_len());
-        let qkv_rows: Vec<&[f32]> = qkv_rows.collect();
-        for span in self.attention.spans {
-            for (position, row) in (span.start..).zip(&qkv_rows[span.rows.clone()]) {
-                let (keys, values) = row[n_heads * head_dim..].split_at(n_kv_heads * head_dim);
-                let (block, slot) = (span.blocks[position / BLOCK_TOKENS], position % BLOCK_TOKENS);
-                for kv_head in 0..n_kv_heads {
-                    let start = self.attention.tile_at(block, kv_head);
-                    let (k, v) = self.kv[start..start + 2 * tile_len].split_at_mut(tile_len);
-                    let head = kv_head * head_dim..(kv_head + 1) * head_dim;
-                    let by_dim = k.as_chunks_mut::<BLOCK_TOKENS>().0;
-                    for (x, k) in keys[head.clone()].as_chunks().0.iter().zip(by_dim.chunks_exact_mut(LANES))
-                    {
-                        let halves = to_f16(s, x);
-                        k.iter_mut().zip(halves).for_each(|(k, x)| k[slot] = x);
-                    }
-                    let v = v[slot * head_dim..][..head_dim].as_chunks_mut::<LANES>().0;
-                    for (x, v) in values[head].as_chunks().0.iter().zip(v) {
-                        *v = to_f16(s, x);
-                    }
-                }
+        while let Some(part) = take_next(self.next, self.n_parts) {
+            match self.attention.place.dtype {
+                KvDtype::F16 => self.store::<S, StoredF16>(s, part),
+                KvDtype::I8 => self.store::<S, StoredI8>(s, part),
             }
         }
     }
 }
 
-/// Rounds to f16, cutting to its finite range: an infinity would spoil even queries that give it weight zero.
-#[inline(always)]
-fn to_f16<S: Simd>(s: S, x: &[f32; LANES]) -> [f16; LANES] {
-    let limit = f16::MAX.to_f32();
-    let x = s.max(s.min(s.load(x), s.splat(limit)), s.splat(-limit));
-    let mut halves = [f16::ZERO; LANES];
-    s.store_f16(x, &mut halves);
-    halves
+impl Store<'_> {
+    /// Stores keys (even parts) or values (odd parts) of KV head `part / 2`.
+    #[inline(always)]
+    fn store<S: Simd, K: Stored>(self, s: S, part: usize) {
+        let Heads { n_heads, n_kv_heads, head_dim } = self.attention.heads;
+        let tile_len = self.attention.heads.tile_len(self.attention.place.dtype);
+        let (kv_head, is_value) = (part / 2, part % 2);
+        let first = (n_heads + is_value * n_kv_heads + kv_head) * head_dim;
+        for span in self.attention.spans {
+            for (position, row) in (span.start..).zip(&self.qkv_rows[span.rows.clone()]) {
+                let block = span.blocks[position / BLOCK_TOKENS];
+                let start = self.attention.tile_at(block, kv_head) + is_value * tile_len;
+                // SAFETY: no other thread has this half of this KV head, whatever the block.
+                let tile = unsafe { self.kv.slice(start..start + tile_len) };
+                let (x, slot) = (&row[first..first + head_dim], position % BLOCK_TOKENS);
+                if is_value == 0 {
+                    K::put_key(s, x, slot, tile);
+                } else {
+                    K::put_value(s, x, slot, tile);
+                }
+            }
+        }
+    }
 }

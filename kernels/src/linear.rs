@@ -39,6 +39,8 @@ pub enum Error {
     /// The inner loops work on whole activation blocks.
     #[error("a row has {0} inputs; it must be a positive multiple of {BLOCK_LEN}")]
     Inputs(usize),
+    #[error("a row has {n_in} inputs, which is not a whole number of {dtype:?} blocks")]
+    Blocks { dtype: DType, n_in: usize },
 }
 
 /// One weight matrix `[n_rows][n_in]` as it lies in a file.
@@ -72,9 +74,9 @@ pub struct QuantBlock {
     /// The bytes, four to a little-endian word.
     words: [i32; 8],
     scale: f32,
-    /// Sum of the bytes.
-    sum: i32,
-    /// scale x sum.
+    /// Sum of the bytes, per half.
+    sums: [i32; 2],
+    /// scale x sum of all bytes.
     scaled_sum: f32,
 }
 
@@ -208,8 +210,9 @@ impl Op for Quantize<'_> {
                 *word = i32::from_le_bytes(b.map(i8::cast_unsigned));
             }
             out.scale = peak / 127.0;
-            out.sum = bytes.iter().map(|&b| i32::from(b)).sum();
-            out.scaled_sum = out.scale * out.sum as f32;
+            let (low, high) = bytes.split_at(LANES);
+            out.sums = [low, high].map(|half| half.iter().map(|&b| i32::from(b)).sum());
+            out.scaled_sum = out.scale * (out.sums[0] + out.sums[1]) as f32;
         }
     }
 }

@@ -4,7 +4,7 @@
 //! Contract: every lane rounds as IEEE f32 with one rounding per operation (`fma` is one operation), so that
 //! all implementations agree bit for bit.
 
-use half::f16;
+use half::{bf16, f16};
 
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod avx2;
@@ -25,6 +25,8 @@ pub const LANES: usize = 16;
 pub(crate) struct Line(pub(crate) [u8; 64]);
 
 pub(crate) trait Simd: Copy {
+    /// Vector registers: what a tile may hold.
+    const N_REGISTERS: usize;
     /// 16 x f32.
     type F: Copy;
     /// 16 x i32.
@@ -36,6 +38,8 @@ pub(crate) trait Simd: Copy {
     fn load(self, from: &[f32; LANES]) -> Self::F;
     fn store(self, v: Self::F, to: &mut [f32; LANES]);
     fn load_f16(self, from: &[f16; LANES]) -> Self::F;
+    fn load_bf16(self, from: &[bf16; LANES]) -> Self::F;
+    fn load_i8(self, from: &[i8; LANES]) -> Self::F;
     /// Rounds to nearest even; the caller keeps |v| within f16's range.
     fn store_f16(self, v: Self::F, to: &mut [f16; LANES]);
     fn add(self, a: Self::F, b: Self::F) -> Self::F;
@@ -62,10 +66,13 @@ pub(crate) trait Simd: Copy {
     fn load_line(self, line: &Line) -> Self::B;
     fn low_nibbles(self, v: Self::B) -> Self::B;
     fn high_nibbles(self, v: Self::B) -> Self::B;
+    /// Per byte: `low` or (`plane` shifted left by `left` bits, or right if negative, and `mask`).
+    /// `left` is a constant in -3..=4, and the bits that `mask` keeps come from the same byte.
+    fn or_bits(self, low: Self::B, plane: Self::B, left: i32, mask: u8) -> Self::B;
     fn splat_i32(self, x: i32) -> Self::I;
     fn to_f32(self, v: Self::I) -> Self::F;
-    /// Lane i: acc + sum over j < 4 of w[4i + j] (unsigned, at most 15) x byte j of `x` (signed).
-    fn dot_nibbles(self, acc: Self::I, w: Self::B, x: i32) -> Self::I;
+    /// Lane i: acc + sum over j < 4 of w[4i + j] (unsigned, at most 127) x byte j of `x` (signed).
+    fn dot_small(self, acc: Self::I, w: Self::B, x: i32) -> Self::I;
     /// The same for any unsigned bytes `w`.
     fn dot_bytes(self, acc: Self::I, w: Self::B, x: i32) -> Self::I;
 

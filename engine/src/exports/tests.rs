@@ -1,8 +1,10 @@
 use super::*;
+use kernels::attention::KvDtype;
+
 use crate::arena::KvGeometry;
 use crate::job::ExportTo;
 
-const GEOMETRY: KvGeometry = KvGeometry { n_layers: 8, n_kv_heads: 1, head_dim: 2 };
+const GEOMETRY: KvGeometry = KvGeometry { n_layers: 8, n_kv_heads: 1, head_dim: 2, dtype: KvDtype::F16 };
 
 struct Rig {
     exports: Exports,

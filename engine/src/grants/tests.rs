@@ -1,7 +1,9 @@
 use super::*;
+use kernels::attention::KvDtype;
+
 use crate::arena::KvGeometry;
 
-const GEOMETRY: KvGeometry = KvGeometry { n_layers: 4, n_kv_heads: 1, head_dim: 2 };
+const GEOMETRY: KvGeometry = KvGeometry { n_layers: 4, n_kv_heads: 1, head_dim: 2, dtype: KvDtype::F16 };
 
 fn frame(first_layer: u32, n_layers: u32, blocks: &[BlockId], fill: u8) -> Frame {
     let n_bytes = blocks.len() * n_layers as usize * GEOMETRY.bytes_per_block_layer();

@@ -1,6 +1,8 @@
 //! The inner loops of attention: a tile of query rows against the blocks of one KV head.
 
-use super::{BLOCK_TOKENS, Share, Tile};
+use std::marker::PhantomData;
+
+use super::{BLOCK_TOKENS, Share, Stored, Tile};
 use crate::simd::{LANES, Simd};
 
 /// Query rows that share a pass; 12 accumulators and a key fit the vector registers.
@@ -33,7 +35,7 @@ struct Row {
 
 /// Attends for every query head of `kv_head`'s group and every token of `tile`.
 #[inline(always)]
-pub(super) fn attend_tile<S: Simd>(
+pub(super) fn attend_tile<S: Simd, K: Stored>(
     s: S,
     share: &Share<'_>,
     tile: &Tile,
@@ -48,7 +50,7 @@ pub(super) fn attend_tile<S: Simd>(
         n_visible: span.start + tile.tokens.start + i / group + 1,
     };
     let n_rows = tile.tokens.len() * group;
-    let pass = Pass { s, share, blocks: span.blocks, kv_head };
+    let pass = Pass { s, share, blocks: span.blocks, kv_head, stored: PhantomData::<K> };
     let mut done = 0;
     while done < n_rows {
         let rows = |i: usize| row(done + i);
@@ -64,11 +66,12 @@ pub(super) fn attend_tile<S: Simd>(
 
 /// One pass over the blocks of one sequence and KV head.
 #[derive(Clone, Copy)]
-struct Pass<'a, S> {
+struct Pass<'a, S, K> {
     s: S,
     share: &'a Share<'a>,
     blocks: &'a [u32],
     kv_head: usize,
+    stored: PhantomData<K>,
 }
 
 /// Blocks whose scores are held at once.
@@ -78,7 +81,7 @@ struct Segment<'a> {
     first_token: usize,
 }
 
-impl<'a, S: Simd> Pass<'a, S> {
+impl<'a, S: Simd, K: Stored> Pass<'a, S, K> {
     /// Attends for `R` rows and returns `R`.
     #[inline(always)]
     fn attend<const R: usize>(self, rows: [Row; R], scratch: &mut Scratch) -> usize {
@@ -97,9 +100,12 @@ impl<'a, S: Simd> Pass<'a, S> {
                 let fade = s.exp(s.splat(peaks[r] - peak));
                 peaks[r] = peak;
                 sums[r] = s.mul(sums[r], fade);
-                for scores in &mut scratch.scores[r][..blocks.len()] {
-                    let weights = s.exp(s.sub(s.load(scores), s.splat(peak)));
+                for (scores, &block) in scratch.scores[r].iter_mut().zip(blocks) {
+                    let mut weights = s.exp(s.sub(s.load(scores), s.splat(peak)));
                     sums[r] = s.add(sums[r], weights);
+                    if K::HAS_SCALES {
+                        weights = s.mul(weights, K::scales(s, self.tiles(block).1));
+                    }
                     s.store(weights, scores);
                 }
                 self.scale(outs[r], fade);
@@ -110,6 +116,15 @@ impl<'a, S: Simd> Pass<'a, S> {
             self.scale(out, s.splat(1.0 / s.sum(sum)));
         }
         R
+    }
+
+    /// K and V of a block.
+    #[inline(always)]
+    fn tiles(self, block: u32) -> (&'a [u16], &'a [u16]) {
+        let attention = self.share.attention;
+        let start = attention.tile_at(block, self.kv_head);
+        let tile_len = attention.heads.tile_len(attention.place.dtype);
+        self.share.kv[start..start + 2 * tile_len].split_at(tile_len)
     }
 
     /// The queries, transposed: `[head_dim][row]`.
@@ -156,14 +171,17 @@ impl<'a, S: Simd> Pass<'a, S> {
         let minus_infinity = s.splat(f32::NEG_INFINITY);
         let mut tops = [minus_infinity; R];
         for (i, &block) in segment.blocks.iter().enumerate() {
-            let start = self.share.attention.tile_at(block, self.kv_head);
-            let keys = &self.share.kv[start..start + self.share.attention.heads.tile_len()];
+            let (keys, _) = self.tiles(block);
             let mut acc = [s.splat(0.0); R];
-            for (key, query) in keys.as_chunks().0.iter().zip(queries) {
-                let key = s.load_f16(key);
+            for (key, query) in K::numbers(keys).iter().zip(queries) {
+                let key = K::load(s, key);
                 for r in 0..R {
                     acc[r] = s.fma(s.splat(query[r]), key, acc[r]);
                 }
+            }
+            if K::HAS_SCALES {
+                let scales = K::scales(s, keys);
+                acc = acc.map(|acc| s.mul(acc, scales));
             }
             let first_token = segment.first_token + i * BLOCK_TOKENS;
             for r in 0..R {
@@ -214,13 +232,12 @@ impl<'a, S: Simd> Pass<'a, S> {
             }
         }
         for (i, &block) in segment.blocks.iter().enumerate() {
-            let start = self.share.attention.tile_at(block, self.kv_head) + heads.tile_len();
-            let values = self.share.kv[start..start + heads.tile_len()].as_chunks::<LANES>().0;
-            let values = values.chunks_exact(heads.head_dim / LANES);
+            let (_, values) = self.tiles(block);
+            let values = K::numbers(values).chunks_exact(heads.head_dim / LANES);
             let n_tokens = (n_tokens - i * BLOCK_TOKENS).min(BLOCK_TOKENS);
             for (t, value) in values.take(n_tokens).enumerate() {
                 for v in 0..V {
-                    let value = s.load_f16(&value[first + v]);
+                    let value = K::load(s, &value[first + v]);
                     for r in 0..R {
                         acc[v][r] = s.fma(s.splat(scores[r][i][t]), value, acc[v][r]);
                     }

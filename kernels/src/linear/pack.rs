@@ -1,88 +1,162 @@
 //! The packed forms of a weight matrix, how they are made, and how a row is read back.
 
-use half::f16;
+use half::{bf16, f16};
 
 use super::{BLOCK_LEN, Error, Halves, Source};
 use crate::{
     pool::ThreadPool,
-    quant::{self, DType, f16_at},
+    quant::{self, DType, f16_at, k_codes, k_factors},
     simd::{LANES, Line},
 };
 
 /// A packed matrix; the first index of every array is the group of 16 rows.
 #[derive(Debug)]
 pub(super) enum Packed {
-    /// Q4_1: `lines[group][block][4]`, low halves hold inputs 8i..8i+4 of line i, high halves 8i+4..8i+8;
-    /// `params[group][block][scale, minimum]`.
-    Nibbles4_1(Blocks),
-    /// Q4_0: the same, without minimum; value = scale x (nibble - 8).
-    Nibbles4_0(Blocks),
-    /// Q8_0: `lines[group][block][8]`, bytes are the weight + 128; `params[group][block][scale]`.
-    Bytes(Blocks),
-    /// F32, and F16 and BF16 widened: `[group][input][row]`.
-    Dense(Vec<[f32; LANES]>),
+    Blocks(DType, Blocks),
+    /// `[group][input][row]`.
+    F32(Vec<[f32; LANES]>),
+    F16(Vec<[f16; LANES]>),
+    BF16(Vec<[bf16; LANES]>),
 }
 
+/// Weights that share scales; see [`Layout`].
 #[derive(Debug)]
 pub(super) struct Blocks {
+    /// `[group][block][n_lines]`.
     pub(super) lines: Vec<Line>,
+    /// `[group][block / span][n_params]`: scale, then perhaps minimum.
     pub(super) params: Vec<Halves>,
+    /// `[group][block][n_factors]`: of the scale, then of the minimum or of the scale's second half.
+    pub(super) factors: Vec<[i8; LANES]>,
+}
+
+/// How a block of 32 inputs and 16 rows lies in memory. A number's lowest four bits are in a nibble of lines 0..4:
+/// low halves of line i hold inputs 8i..8i+4, high halves 8i+4..8i+8. Higher bits follow in planes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Layout {
+    pub(super) n_lines: usize,
+    /// Per `span` blocks.
+    pub(super) n_params: usize,
+    /// Blocks that share parameters.
+    pub(super) span: usize,
+    pub(super) n_factors: usize,
+    /// A stored number is the weight, in units of its scale, plus this.
+    pub(super) offset: u8,
+}
+
+impl Layout {
+    /// Of a type whose weights share scales.
+    pub(super) const fn of(dtype: DType) -> Self {
+        let simple = Self { n_lines: 4, n_params: 1, span: 1, n_factors: 0, offset: 0 };
+        match dtype {
+            DType::Q4_0 => Self { offset: 8, ..simple },
+            DType::Q4_1 => Self { n_params: 2, ..simple },
+            // Whole bytes: line i holds inputs 4i..4i+4.
+            DType::Q8_0 => Self { n_lines: 8, offset: 128, ..simple },
+            DType::Q4K => Self { n_params: 2, span: 8, n_factors: 2, ..simple },
+            // Line 4: bit i of a byte belongs to input 4i + byte.
+            DType::Q5K => Self { n_lines: 5, n_params: 2, span: 8, n_factors: 2, ..simple },
+            // Lines 4 and 5: bits 2i and 2i + 1 of a byte belong to input 4i + byte of half the block.
+            DType::Q6K => Self { n_lines: 6, n_params: 1, span: 8, n_factors: 2, offset: 32 },
+            DType::F32 | DType::F16 | DType::BF16 => panic!("no blocks"),
+        }
+    }
 }
 
 impl Packed {
     pub(super) fn new(source: &Source<'_>, n_in: usize, pool: &ThreadPool) -> Result<Self, Error> {
         let Source { dtype, n_rows, bytes } = *source;
         let elements = n_rows.saturating_mul(n_in);
+        if !n_in.is_multiple_of(dtype.block_len()) {
+            return Err(Error::Blocks { dtype, n_in });
+        }
         if dtype.bytes_for(elements) != Some(bytes.len()) {
             return Err(quant::Error::Length { dtype, elements, bytes: bytes.len() }.into());
         }
         let rows = Rows { dtype, bytes, n_rows, n_in };
         Ok(match dtype {
-            DType::Q4_1 => Self::Nibbles4_1(rows.pack(pool, 4, 2)),
-            DType::Q4_0 => Self::Nibbles4_0(rows.pack(pool, 4, 1)),
-            DType::Q8_0 => Self::Bytes(rows.pack(pool, 8, 1)),
-            DType::F32 | DType::F16 | DType::BF16 => Self::Dense(rows.pack_dense()?),
-            DType::Q4K | DType::Q5K | DType::Q6K => return Err(quant::Error::Unsupported(dtype).into()),
+            DType::F32 => Self::F32(rows.pack_plain([0.0; LANES], |b| f32::from_le_bytes(*b))),
+            DType::F16 => Self::F16(rows.pack_plain([f16::ZERO; LANES], |b| f16::from_le_bytes(*b))),
+            DType::BF16 => Self::BF16(rows.pack_plain([bf16::ZERO; LANES], |b| bf16::from_le_bytes(*b))),
+            _ => Self::Blocks(dtype, rows.pack_blocks(pool)),
         })
     }
 
     pub(super) fn n_bytes(&self) -> usize {
         match self {
-            Self::Nibbles4_1(b) | Self::Nibbles4_0(b) | Self::Bytes(b) => {
-                size_of_val(&b.lines[..]) + size_of_val(&b.params[..])
+            Self::Blocks(_, b) => {
+                size_of_val(&b.lines[..]) + size_of_val(&b.params[..]) + size_of_val(&b.factors[..])
             }
-            Self::Dense(w) => size_of_val(&w[..]),
+            Self::F32(w) => size_of_val(&w[..]),
+            Self::F16(w) => size_of_val(&w[..]),
+            Self::BF16(w) => size_of_val(&w[..]),
         }
     }
 
     /// Decodes one row into `out`, `[n_in]`.
     pub(super) fn row(&self, row: usize, out: &mut [f32]) {
         let (group, lane) = (row / LANES, row % LANES);
-        let n_blocks = out.len() / BLOCK_LEN;
-        let (b, n_lines, n_params) = match self {
-            Self::Nibbles4_1(b) => (b, 4, 2),
-            Self::Nibbles4_0(b) => (b, 4, 1),
-            Self::Bytes(b) => (b, 8, 1),
-            Self::Dense(w) => {
-                let inputs = &w[group * out.len()..][..out.len()];
-                return out.iter_mut().zip(inputs).for_each(|(o, w)| *o = w[lane]);
-            }
-        };
-        for (i, out) in out.chunks_exact_mut(BLOCK_LEN).enumerate() {
-            let block = group * n_blocks + i;
-            let lines = &b.lines[block * n_lines..][..n_lines];
-            let params = &b.params[block * n_params..][..n_params];
-            let scale = params[0].0[lane].to_f32();
-            let byte = |line: usize, j: usize| lines[line].0[4 * lane + j];
-            let nibble = |k: usize| (byte(k / 8, k % 4) >> (4 * (k / 4 % 2))) & 15;
+        let inputs = group * out.len()..(group + 1) * out.len();
+        match self {
+            Self::Blocks(dtype, blocks) => blocks.row(*dtype, group, lane, out),
+            Self::F32(w) => out.iter_mut().zip(&w[inputs]).for_each(|(o, w)| *o = w[lane]),
+            Self::F16(w) => out.iter_mut().zip(&w[inputs]).for_each(|(o, w)| *o = w[lane].to_f32()),
+            Self::BF16(w) => out.iter_mut().zip(&w[inputs]).for_each(|(o, w)| *o = w[lane].to_f32()),
+        }
+    }
+}
+
+impl Blocks {
+    fn row(&self, dtype: DType, group: usize, lane: usize, out: &mut [f32]) {
+        let layout = Layout::of(dtype);
+        let first = group * (out.len() / BLOCK_LEN);
+        for (block, out) in (first..).zip(out.chunks_exact_mut(BLOCK_LEN)) {
+            let lines = &self.lines[block * layout.n_lines..][..layout.n_lines];
+            let params = &self.params[block / layout.span * layout.n_params..][..layout.n_params];
+            let factors = &self.factors[block * layout.n_factors..][..layout.n_factors];
+            let param = |i: usize| params[i].0[lane].to_f32();
+            let factor = |i: usize| f32::from(factors[i][lane]);
             for (k, out) in out.iter_mut().enumerate() {
-                *out = match self {
-                    Self::Nibbles4_1(_) => scale * f32::from(nibble(k)) + params[1].0[lane].to_f32(),
-                    Self::Nibbles4_0(_) => scale * (f32::from(nibble(k)) - 8.0),
-                    _ => scale * (f32::from(byte(k / 4, k % 4)) - 128.0),
+                let code = f32::from(code_at(layout.n_lines, lines, lane, k));
+                *out = match dtype {
+                    DType::Q4_1 => param(0) * code + param(1),
+                    DType::Q4K | DType::Q5K => param(0) * factor(0) * code - param(1) * factor(1),
+                    DType::Q6K => param(0) * factor(k / 16) * (code - 32.0),
+                    _ => param(0) * (code - f32::from(layout.offset)),
                 };
             }
         }
+    }
+}
+
+/// The stored number of input `k` of a block, in the lane of one row.
+fn code_at(n_lines: usize, lines: &[Line], lane: usize, k: usize) -> u8 {
+    let (register, byte) = (k / 4, 4 * lane + k % 4);
+    let bits = |line: usize, shift: usize, mask: u8| (lines[line].0[byte] >> shift) & mask;
+    if n_lines == 8 {
+        return bits(register, 0, 255);
+    }
+    let low = bits(register / 2, register % 2 * 4, 15);
+    match n_lines {
+        5 => low | bits(4, register, 1) << 4,
+        6 => low | bits(4 + register / 4, register % 4 * 2, 3) << 4,
+        _ => low,
+    }
+}
+
+/// Writes what [`code_at`] reads; the lines were zero.
+fn put_code(lines: &mut [Line], lane: usize, k: usize, code: u8) {
+    let (register, byte) = (k / 4, 4 * lane + k % 4);
+    let n_lines = lines.len();
+    let mut put = |line: usize, shift: usize, bits: u8| lines[line].0[byte] |= bits << shift;
+    if n_lines == 8 {
+        return put(register, 0, code);
+    }
+    put(register / 2, register % 2 * 4, code & 15);
+    match n_lines {
+        5 => put(4, register, code >> 4),
+        6 => put(4 + register / 4, register % 4 * 2, code >> 4),
+        _ => {}
     }
 }
 
@@ -94,58 +168,106 @@ struct Rows<'a> {
     n_in: usize,
 }
 
+/// The part of [`Blocks`] that one row of file blocks goes to.
+struct Target<'a> {
+    lines: &'a mut [Line],
+    params: &'a mut [Halves],
+    factors: &'a mut [[i8; LANES]],
+}
+
 impl Rows<'_> {
-    /// Permutes a block type into `n_lines` lines and `n_params` parameters per block and group.
-    fn pack(&self, pool: &ThreadPool, n_lines: usize, n_params: usize) -> Blocks {
+    /// Permutes a type with scales.
+    fn pack_blocks(&self, pool: &ThreadPool) -> Blocks {
+        let layout = Layout::of(self.dtype);
         let n_groups = self.n_rows.div_ceil(LANES);
         let n_blocks = self.n_in / BLOCK_LEN;
-        let zero = Halves([f16::ZERO; LANES]);
-        let mut lines = vec![Line([0; 64]); n_groups * n_blocks * n_lines];
-        let mut params = vec![zero; n_groups * n_blocks * n_params];
-        let groups = lines.chunks_mut(n_blocks * n_lines).zip(params.chunks_mut(n_blocks * n_params));
-        let mut parts: Vec<_> = groups.enumerate().collect();
-        pool.each(&mut parts, |(group, (lines, params))| {
+        let n_lines = n_blocks * layout.n_lines;
+        let n_params = n_blocks / layout.span * layout.n_params;
+        let n_factors = n_blocks * layout.n_factors;
+        let mut blocks = Blocks {
+            lines: vec![Line([0; 64]); n_groups * n_lines],
+            params: vec![Halves([f16::ZERO; LANES]); n_groups * n_params],
+            factors: vec![[0; LANES]; n_groups * n_factors],
+        };
+        let mut factors = &mut blocks.factors[..];
+        let groups = blocks.lines.chunks_mut(n_lines).zip(blocks.params.chunks_mut(n_params));
+        let targets = groups.map(|(lines, params)| Target {
+            lines,
+            params,
+            factors: factors.split_off_mut(..n_factors).expect("factors of every group"),
+        });
+        let mut parts: Vec<_> = targets.enumerate().collect();
+        pool.each(&mut parts, |(group, target)| {
             let first_row = *group * LANES;
             for row in first_row..self.n_rows.min(first_row + LANES) {
-                let row_bytes = n_blocks * self.dtype.block_bytes();
-                let blocks =
-                    self.bytes[row * row_bytes..][..row_bytes].chunks_exact(self.dtype.block_bytes());
-                let packed = lines.chunks_exact_mut(n_lines).zip(params.chunks_exact_mut(n_params));
-                for (block, (lines, params)) in blocks.zip(packed) {
-                    self.pack_block(block, row - first_row, lines, params);
-                }
+                self.pack_row(row, row - first_row, layout, target);
             }
         });
-        Blocks { lines, params }
+        blocks
     }
 
-    /// Puts one row's block into its lane.
-    fn pack_block(&self, block: &[u8], lane: usize, lines: &mut [Line], params: &mut [Halves]) {
-        for (i, param) in params.iter_mut().enumerate() {
-            param.0[lane] = f16_at(block, 2 * i);
-        }
-        let weights = &block[2 * params.len()..];
-        // In the file, byte i of 16 holds inputs i (low half) and i + 16 (high half).
-        let nibble = |k: usize| (weights[k % 16] >> (4 * (k / 16))) & 15;
-        for (i, line) in lines.iter_mut().enumerate() {
-            for (j, byte) in line.0[4 * lane..4 * lane + 4].iter_mut().enumerate() {
-                *byte = match self.dtype {
-                    DType::Q8_0 => weights[4 * i + j] ^ 0x80,
-                    _ => nibble(8 * i + j) | nibble(8 * i + 4 + j) << 4,
-                };
+    /// Puts one row into its lane.
+    fn pack_row(&self, row: usize, lane: usize, layout: Layout, target: &mut Target<'_>) {
+        let block_bytes = self.dtype.block_bytes();
+        let n_file_blocks = self.n_in / self.dtype.block_len();
+        let row_bytes = &self.bytes[row * n_file_blocks * block_bytes..][..n_file_blocks * block_bytes];
+        for (i, bytes) in row_bytes.chunks_exact(block_bytes).enumerate() {
+            let codes = codes(self.dtype, bytes);
+            for (block, codes) in (i * layout.span..).zip(codes[..self.dtype.block_len()].chunks(BLOCK_LEN)) {
+                let lines = &mut target.lines[block * layout.n_lines..][..layout.n_lines];
+                codes.iter().enumerate().for_each(|(k, &code)| put_code(lines, lane, k, code));
+                let factors = &mut target.factors[block * layout.n_factors..][..layout.n_factors];
+                let found = factors_of(self.dtype, bytes, block % layout.span);
+                factors.iter_mut().zip(found).for_each(|(to, factor)| to[lane] = factor);
+            }
+            let params_at = if self.dtype == DType::Q6K { 208 } else { 0 };
+            let params = &mut target.params[i * layout.n_params..][..layout.n_params];
+            for (p, param) in params.iter_mut().enumerate() {
+                param.0[lane] = f16_at(bytes, params_at + 2 * p);
             }
         }
     }
 
-    fn pack_dense(&self) -> Result<Vec<[f32; LANES]>, quant::Error> {
-        let mut packed = vec![[0.0; LANES]; self.n_rows.div_ceil(LANES) * self.n_in];
-        let mut row_weights = vec![0.0; self.n_in];
-        let rows = self.bytes.chunks_exact(self.n_in * self.dtype.block_bytes());
-        for (row, bytes) in rows.enumerate() {
-            quant::dequantize(self.dtype, bytes, &mut row_weights)?;
+    /// Permutes numbers of `N` bytes.
+    fn pack_plain<const N: usize, T: Copy>(
+        &self,
+        zero: [T; LANES],
+        read: impl Fn(&[u8; N]) -> T,
+    ) -> Vec<[T; LANES]> {
+        let mut packed = vec![zero; self.n_rows.div_ceil(LANES) * self.n_in];
+        for (row, bytes) in self.bytes.chunks_exact(self.n_in * N).enumerate() {
             let inputs = &mut packed[row / LANES * self.n_in..][..self.n_in];
-            inputs.iter_mut().zip(&row_weights).for_each(|(lanes, &w)| lanes[row % LANES] = w);
+            for (lanes, bytes) in inputs.iter_mut().zip(bytes.as_chunks().0) {
+                lanes[row % LANES] = read(bytes);
+            }
         }
-        Ok(packed)
+        packed
+    }
+}
+
+/// The stored numbers of a file block, unsigned; only the first `block_len` count.
+fn codes(dtype: DType, block: &[u8]) -> [u8; 256] {
+    let mut codes = [0; 256];
+    match dtype {
+        DType::Q8_0 => codes.iter_mut().zip(&block[2..]).for_each(|(code, b)| *code = b ^ 0x80),
+        DType::Q4_0 | DType::Q4_1 => {
+            // Byte i of 16 holds inputs i (low half) and i + 16 (high half).
+            let weights = &block[dtype.block_bytes() - 16..];
+            (0..32).for_each(|k| codes[k] = (weights[k % 16] >> (k / 16 * 4)) & 15);
+        }
+        _ => return k_codes(dtype, block),
+    }
+    codes
+}
+
+/// The factors of the `i`-th 32 weights of a file block; all are below 64 or signed in the file.
+fn factors_of(dtype: DType, block: &[u8], i: usize) -> [i8; 2] {
+    match dtype {
+        DType::Q4K | DType::Q5K => {
+            let (scale, min) = k_factors(&block[4..16], i);
+            [scale.cast_signed(), min.cast_signed()]
+        }
+        DType::Q6K => [block[192 + 2 * i].cast_signed(), block[193 + 2 * i].cast_signed()],
+        _ => [0; 2],
     }
 }

@@ -2,39 +2,84 @@
 
 use std::ops::Range;
 
-use super::{BLOCK_LEN, Halves, Packed, Part, QuantBlock, Share, Write, pack::Blocks};
-use crate::simd::{LANES, Line, Simd};
+use half::{bf16, f16};
+
+use super::{
+    BLOCK_LEN, Halves, Packed, Part, QuantBlock, Share, Write,
+    pack::{Blocks, Layout},
+};
+use crate::{
+    quant::DType,
+    simd::{LANES, Line, Simd},
+};
 
 /// Tokens whose activations stay in the L2 cache while all groups pass: 128 x 1536 x 1.5 B = 295 KB.
 const SLAB_TOKENS: usize = 128;
+
+/// Repeats the body for `$t` in 0..8, or in 0..`$n` with `$n` at most 8. A loop that the compiler left rolled would
+/// keep its arrays in memory instead of registers.
+macro_rules! unroll {
+    ($t:ident, $body:expr) => {
+        unroll!(@ $t, 8, $body, 0 1 2 3 4 5 6 7)
+    };
+    ($t:ident < $n:tt, $body:expr) => {
+        unroll!(@ $t, $n, $body, 0 1 2 3 4 5 6 7)
+    };
+    (@ $t:ident, $n:expr, $body:expr, $($i:literal)*) => {
+        $({
+            let $t = $i;
+            if $t < $n {
+                $body;
+            }
+        })*
+    };
+}
 
 /// One thread's share of one part: `groups` are those of the part.
 #[inline(always)]
 pub(super) fn run<S: Simd>(s: S, share: &Share<'_>, part: &Part, groups: Range<usize>) {
     match &part.packed {
-        Packed::Nibbles4_1(blocks) => quantized::<S, Nibbles4_1>(s, share, part, blocks, groups),
-        Packed::Nibbles4_0(blocks) => quantized::<S, Nibbles4_0>(s, share, part, blocks, groups),
-        Packed::Bytes(blocks) => quantized::<S, Bytes>(s, share, part, blocks, groups),
-        Packed::Dense(weights) => dense(s, share, part, weights, groups),
+        Packed::Blocks(dtype, blocks) => match dtype {
+            DType::Q4_0 => quantized::<S, Q4_0>(s, share, part, blocks, groups),
+            DType::Q4_1 => quantized::<S, Q4_1>(s, share, part, blocks, groups),
+            DType::Q8_0 => quantized::<S, Q8_0>(s, share, part, blocks, groups),
+            DType::Q4K => quantized::<S, Q4K>(s, share, part, blocks, groups),
+            DType::Q5K => quantized::<S, Q5K>(s, share, part, blocks, groups),
+            DType::Q6K => quantized::<S, Q6K>(s, share, part, blocks, groups),
+            DType::F32 | DType::F16 | DType::BF16 => unreachable!("they have no blocks"),
+        },
+        Packed::F32(weights) => plain(s, share, part, weights, groups),
+        Packed::F16(weights) => plain(s, share, part, weights, groups),
+        Packed::BF16(weights) => plain(s, share, part, weights, groups),
     }
 }
 
 /// What differs between the block types.
 trait Format {
-    /// Lines per block.
-    const N_LINES: usize;
-    /// Parameters per block: scale, then perhaps minimum.
-    const N_PARAMS: usize;
-    /// A stored number is the weight plus this.
-    const OFFSET: i32;
+    const LAYOUT: Layout;
+    /// Value = scale x number + minimum; otherwise there is no minimum.
+    const HAS_MINIMUM: bool = false;
+    /// Scales per block: one, or one for each half.
+    const N_SCALES: usize = 1;
     /// Register i holds inputs 4i..4i+4 of the block.
-    fn unpack<S: Simd>(s: S, lines: &[Line]) -> [S::B; 8];
-    fn dot<S: Simd>(s: S, acc: S::I, w: S::B, x: i32) -> S::I;
+    #[inline(always)]
+    fn unpack<S: Simd>(s: S, lines: &[Line]) -> [S::B; 8] {
+        unpack_nibbles(s, lines)
+    }
+    /// The scales of both halves, and the minimum, of block `i`.
+    fn scales<S: Simd>(s: S, group: Group<'_>, i: usize) -> ([S::F; 2], S::F);
+    #[inline(always)]
+    fn dot<S: Simd>(s: S, acc: S::I, w: S::B, x: i32) -> S::I {
+        s.dot_small(acc, w, x)
+    }
 }
 
-struct Nibbles4_1;
-struct Nibbles4_0;
-struct Bytes;
+struct Q4_0;
+struct Q4_1;
+struct Q8_0;
+struct Q4K;
+struct Q5K;
+struct Q6K;
 
 #[inline(always)]
 fn unpack_nibbles<S: Simd>(s: S, lines: &[Line]) -> [S::B; 8] {
@@ -51,38 +96,43 @@ fn unpack_nibbles<S: Simd>(s: S, lines: &[Line]) -> [S::B; 8] {
     ]
 }
 
-impl Format for Nibbles4_1 {
-    const N_LINES: usize = 4;
-    const N_PARAMS: usize = 2;
-    const OFFSET: i32 = 0;
+/// The scale of block `i` of a type with one parameter per block.
+#[inline(always)]
+fn one_scale<S: Simd>(s: S, group: Group<'_>, i: usize) -> ([S::F; 2], S::F) {
+    let scale = s.load_f16(&group.params[i].0);
+    ([scale; 2], scale)
+}
+
+/// The scale and minimum of block `i` of Q4_K or Q5_K; the minimum is stored as what is subtracted.
+#[inline(always)]
+fn factored_scale<S: Simd>(s: S, group: Group<'_>, i: usize) -> ([S::F; 2], S::F) {
+    let params = &group.params[i / 8 * 2..][..2];
+    let factors = &group.factors[i * 2..][..2];
+    let scale = s.mul(s.load_f16(&params[0].0), s.load_i8(&factors[0]));
+    let minimum = s.mul(s.load_f16(&params[1].0), s.load_i8(&factors[1]));
+    ([scale; 2], s.sub(s.splat(0.0), minimum))
+}
+
+impl Format for Q4_0 {
+    const LAYOUT: Layout = Layout::of(DType::Q4_0);
     #[inline(always)]
-    fn unpack<S: Simd>(s: S, lines: &[Line]) -> [S::B; 8] {
-        unpack_nibbles(s, lines)
-    }
-    #[inline(always)]
-    fn dot<S: Simd>(s: S, acc: S::I, w: S::B, x: i32) -> S::I {
-        s.dot_nibbles(acc, w, x)
+    fn scales<S: Simd>(s: S, group: Group<'_>, i: usize) -> ([S::F; 2], S::F) {
+        one_scale(s, group, i)
     }
 }
 
-impl Format for Nibbles4_0 {
-    const N_LINES: usize = 4;
-    const N_PARAMS: usize = 1;
-    const OFFSET: i32 = 8;
+impl Format for Q4_1 {
+    const LAYOUT: Layout = Layout::of(DType::Q4_1);
+    const HAS_MINIMUM: bool = true;
     #[inline(always)]
-    fn unpack<S: Simd>(s: S, lines: &[Line]) -> [S::B; 8] {
-        unpack_nibbles(s, lines)
-    }
-    #[inline(always)]
-    fn dot<S: Simd>(s: S, acc: S::I, w: S::B, x: i32) -> S::I {
-        s.dot_nibbles(acc, w, x)
+    fn scales<S: Simd>(s: S, group: Group<'_>, i: usize) -> ([S::F; 2], S::F) {
+        let params = &group.params[i * 2..][..2];
+        ([s.load_f16(&params[0].0); 2], s.load_f16(&params[1].0))
     }
 }
 
-impl Format for Bytes {
-    const N_LINES: usize = 8;
-    const N_PARAMS: usize = 1;
-    const OFFSET: i32 = 128;
+impl Format for Q8_0 {
+    const LAYOUT: Layout = Layout::of(DType::Q8_0);
     #[inline(always)]
     fn unpack<S: Simd>(s: S, lines: &[Line]) -> [S::B; 8] {
         let mut v = [s.load_line(&lines[0]); 8];
@@ -92,38 +142,110 @@ impl Format for Bytes {
         v
     }
     #[inline(always)]
+    fn scales<S: Simd>(s: S, group: Group<'_>, i: usize) -> ([S::F; 2], S::F) {
+        one_scale(s, group, i)
+    }
+    #[inline(always)]
     fn dot<S: Simd>(s: S, acc: S::I, w: S::B, x: i32) -> S::I {
         s.dot_bytes(acc, w, x)
+    }
+}
+
+impl Format for Q4K {
+    const LAYOUT: Layout = Layout::of(DType::Q4K);
+    const HAS_MINIMUM: bool = true;
+    #[inline(always)]
+    fn scales<S: Simd>(s: S, group: Group<'_>, i: usize) -> ([S::F; 2], S::F) {
+        factored_scale(s, group, i)
+    }
+}
+
+impl Format for Q5K {
+    const LAYOUT: Layout = Layout::of(DType::Q5K);
+    const HAS_MINIMUM: bool = true;
+    #[inline(always)]
+    fn unpack<S: Simd>(s: S, lines: &[Line]) -> [S::B; 8] {
+        let (mut v, plane) = (unpack_nibbles(s, lines), s.load_line(&lines[4]));
+        unroll!(i, v[i] = s.or_bits(v[i], plane, 4 - i as i32, 0x10));
+        v
+    }
+    #[inline(always)]
+    fn scales<S: Simd>(s: S, group: Group<'_>, i: usize) -> ([S::F; 2], S::F) {
+        factored_scale(s, group, i)
+    }
+}
+
+impl Format for Q6K {
+    const LAYOUT: Layout = Layout::of(DType::Q6K);
+    const N_SCALES: usize = 2;
+    #[inline(always)]
+    fn unpack<S: Simd>(s: S, lines: &[Line]) -> [S::B; 8] {
+        let planes = [s.load_line(&lines[4]), s.load_line(&lines[5])];
+        let mut v = unpack_nibbles(s, lines);
+        unroll!(i, v[i] = s.or_bits(v[i], planes[i / 4], 4 - 2 * (i % 4) as i32, 0x30));
+        v
+    }
+    #[inline(always)]
+    fn scales<S: Simd>(s: S, group: Group<'_>, i: usize) -> ([S::F; 2], S::F) {
+        let scale = s.load_f16(&group.params[i / 8].0);
+        let factors = &group.factors[i * 2..][..2];
+        ([s.mul(scale, s.load_i8(&factors[0])), s.mul(scale, s.load_i8(&factors[1]))], scale)
     }
 }
 
 #[inline(always)]
 fn quantized<S: Simd, F: Format>(s: S, share: &Share<'_>, part: &Part, w: &Blocks, groups: Range<usize>) {
     let n_blocks = share.linear.n_in / BLOCK_LEN;
+    let n_lines = n_blocks * F::LAYOUT.n_lines;
+    let n_params = n_blocks / F::LAYOUT.span * F::LAYOUT.n_params;
+    let n_factors = n_blocks * F::LAYOUT.n_factors;
     let tokens: Vec<&[QuantBlock]> = share.input.blocks.chunks_exact(n_blocks).collect();
     for (slab, tokens) in tokens.chunks(SLAB_TOKENS).enumerate() {
         for group in groups.clone() {
             let weights = Group {
-                lines: &w.lines[group * n_blocks * F::N_LINES..][..n_blocks * F::N_LINES],
-                params: &w.params[group * n_blocks * F::N_PARAMS..][..n_blocks * F::N_PARAMS],
+                lines: &w.lines[group * n_lines..][..n_lines],
+                params: &w.params[group * n_params..][..n_params],
+                factors: &w.factors[group * n_factors..][..n_factors],
             };
             let mut place = Place { share, part, group, token: slab * SLAB_TOKENS };
-            let (eights, rest) = tokens.as_chunks::<8>();
-            for tile in eights {
-                place.write(s, quantized_tile::<S, F, 8>(s, weights, tile));
-            }
-            let (fours, rest) = rest.as_chunks::<4>();
-            for tile in fours {
-                place.write(s, quantized_tile::<S, F, 4>(s, weights, tile));
-            }
-            let (twos, rest) = rest.as_chunks::<2>();
-            for tile in twos {
-                place.write(s, quantized_tile::<S, F, 2>(s, weights, tile));
-            }
-            for tile in rest.as_chunks::<1>().0 {
-                place.write(s, quantized_tile::<S, F, 1>(s, weights, tile));
+            if S::N_REGISTERS == 32 {
+                quantized_wide::<S, F>(s, weights, tokens, &mut place);
+            } else {
+                quantized_narrow::<S, F>(s, weights, tokens, &mut place);
             }
         }
+    }
+}
+
+/// Eight tokens share a pass over the weights, and so do the fewer that are left.
+#[inline(always)]
+fn quantized_wide<S: Simd, F: Format>(s: S, w: Group<'_>, tokens: &[&[QuantBlock]], place: &mut Place<'_>) {
+    let (eights, rest) = tokens.as_chunks::<8>();
+    for tile in eights {
+        place.write(s, quantized_tile::<S, F, 8>(s, w, tile));
+    }
+    match *rest {
+        [] => {}
+        [a] => place.write(s, quantized_tile::<S, F, 1>(s, w, &[a])),
+        [a, b] => place.write(s, quantized_tile::<S, F, 2>(s, w, &[a, b])),
+        [a, b, c] => place.write(s, quantized_tile::<S, F, 3>(s, w, &[a, b, c])),
+        [a, b, c, d] => place.write(s, quantized_tile::<S, F, 4>(s, w, &[a, b, c, d])),
+        [a, b, c, d, e] => place.write(s, quantized_tile::<S, F, 5>(s, w, &[a, b, c, d, e])),
+        [a, b, c, d, e, f] => place.write(s, quantized_tile::<S, F, 6>(s, w, &[a, b, c, d, e, f])),
+        [a, b, c, d, e, f, g] => place.write(s, quantized_tile::<S, F, 7>(s, w, &[a, b, c, d, e, f, g])),
+        _ => unreachable!("a rest of eights"),
+    }
+}
+
+/// Few registers: four tokens share a pass.
+#[inline(always)]
+fn quantized_narrow<S: Simd, F: Format>(s: S, w: Group<'_>, tokens: &[&[QuantBlock]], place: &mut Place<'_>) {
+    let (fours, rest) = tokens.as_chunks::<4>();
+    for tile in fours {
+        place.write(s, quantized_tile::<S, F, 4>(s, w, tile));
+    }
+    for tile in rest.as_chunks::<1>().0 {
+        place.write(s, quantized_tile::<S, F, 1>(s, w, tile));
     }
 }
 
@@ -132,25 +254,7 @@ fn quantized<S: Simd, F: Format>(s: S, share: &Share<'_>, part: &Part, w: &Block
 struct Group<'a> {
     lines: &'a [Line],
     params: &'a [Halves],
-}
-
-/// Repeats the body for `$t` in 0..8, or in 0..`$n` with `$n` at most 8. A loop that the compiler left rolled would
-/// keep its arrays in memory instead of registers.
-macro_rules! unroll {
-    ($t:ident, $body:expr) => {
-        unroll!(@ $t, 8, $body, 0 1 2 3 4 5 6 7)
-    };
-    ($t:ident < $n:ident, $body:expr) => {
-        unroll!(@ $t, $n, $body, 0 1 2 3 4 5 6 7)
-    };
-    (@ $t:ident, $n:expr, $body:expr, $($i:literal)*) => {
-        $({
-            let $t = $i;
-            if $t < $n {
-                $body;
-            }
-        })*
-    };
+    factors: &'a [[i8; LANES]],
 }
 
 /// 16 rows times `T` tokens; the order of additions per token is the same for every `T`.
@@ -161,31 +265,75 @@ fn quantized_tile<S: Simd, F: Format, const T: usize>(
     tokens: &[&[QuantBlock]; T],
 ) -> [S::F; T] {
     let mut acc = [s.splat(0.0); T];
-    let blocks = weights.lines.chunks_exact(F::N_LINES).zip(weights.params.chunks_exact(F::N_PARAMS));
-    for (i, (lines, params)) in blocks.enumerate() {
+    for (i, lines) in weights.lines.chunks_exact(F::LAYOUT.n_lines).enumerate() {
         let w = F::unpack(s, lines);
-        let scale = s.load_f16(&params[0].0);
-        let minimum = s.load_f16(&params[F::N_PARAMS - 1].0);
+        let (scales, minimum) = F::scales(s, weights, i);
         let mut x = [&tokens[0][i]; T];
-        let mut dots = [s.splat_i32(0); T];
-        unroll!(t < T, {
-            x[t] = &tokens[t][i];
-            dots[t] = s.splat_i32(-F::OFFSET * x[t].sum);
-        });
+        unroll!(t < T, x[t] = &tokens[t][i]);
         // All dot products first, then all sums: 3041 tok/s of prefill where token after token gave 2445.
-        unroll!(k, unroll!(t < T, dots[t] = F::dot(s, dots[t], w[k], x[t].words[k])));
-        unroll!(t < T, {
-            acc[t] = s.fma(s.to_f32(dots[t]), s.mul(scale, s.splat(x[t].scale)), acc[t]);
-            if F::N_PARAMS == 2 {
-                acc[t] = s.fma(minimum, s.splat(x[t].scaled_sum), acc[t]);
-            }
-        });
+        if F::N_SCALES == 1 {
+            let mut dots = [s.splat_i32(0); T];
+            unroll!(
+                t < T,
+                dots[t] = s.splat_i32(-i32::from(F::LAYOUT.offset) * (x[t].sums[0] + x[t].sums[1]))
+            );
+            unroll!(k, unroll!(t < T, dots[t] = F::dot(s, dots[t], w[k], x[t].words[k])));
+            unroll!(t < T, acc[t] = s.fma(s.to_f32(dots[t]), s.mul(scales[0], s.splat(x[t].scale)), acc[t]));
+        } else {
+            half_block::<S, F, T>(s, [w[0], w[1], w[2], w[3]], 0, scales[0], &x, &mut acc);
+            half_block::<S, F, T>(s, [w[4], w[5], w[6], w[7]], 1, scales[1], &x, &mut acc);
+        }
+        if F::HAS_MINIMUM {
+            unroll!(t < T, acc[t] = s.fma(minimum, s.splat(x[t].scaled_sum), acc[t]));
+        }
     }
     acc
 }
 
+/// Adds 16 inputs, which have a scale of their own.
 #[inline(always)]
-fn dense<S: Simd>(s: S, share: &Share<'_>, part: &Part, w: &[[f32; LANES]], groups: Range<usize>) {
+fn half_block<S: Simd, F: Format, const T: usize>(
+    s: S,
+    w: [S::B; 4],
+    half: usize,
+    scale: S::F,
+    x: &[&QuantBlock; T],
+    acc: &mut [S::F; T],
+) {
+    let mut dots = [s.splat_i32(0); T];
+    unroll!(t < T, dots[t] = s.splat_i32(-i32::from(F::LAYOUT.offset) * x[t].sums[half]));
+    unroll!(k < 4, unroll!(t < T, dots[t] = F::dot(s, dots[t], w[k], x[t].words[4 * half + k])));
+    unroll!(t < T, acc[t] = s.fma(s.to_f32(dots[t]), s.mul(scale, s.splat(x[t].scale)), acc[t]));
+}
+
+/// A weight that is a number by itself.
+trait Plain: Sized {
+    fn load<S: Simd>(s: S, from: &[Self; LANES]) -> S::F;
+}
+
+impl Plain for f32 {
+    #[inline(always)]
+    fn load<S: Simd>(s: S, from: &[Self; LANES]) -> S::F {
+        s.load(from)
+    }
+}
+
+impl Plain for f16 {
+    #[inline(always)]
+    fn load<S: Simd>(s: S, from: &[Self; LANES]) -> S::F {
+        s.load_f16(from)
+    }
+}
+
+impl Plain for bf16 {
+    #[inline(always)]
+    fn load<S: Simd>(s: S, from: &[Self; LANES]) -> S::F {
+        s.load_bf16(from)
+    }
+}
+
+#[inline(always)]
+fn plain<S: Simd, P: Plain>(s: S, share: &Share<'_>, part: &Part, w: &[[P; LANES]], groups: Range<usize>) {
     let n_in = share.linear.n_in;
     let tokens: Vec<&[f32]> = share.input.plain.chunks_exact(n_in).collect();
     for group in groups {
@@ -193,19 +341,23 @@ fn dense<S: Simd>(s: S, share: &Share<'_>, part: &Part, w: &[[f32; LANES]], grou
         let mut place = Place { share, part, group, token: 0 };
         let (fours, rest) = tokens.as_chunks::<4>();
         for tile in fours {
-            place.write(s, dense_tile(s, weights, tile));
+            place.write(s, plain_tile(s, weights, tile));
         }
         for tile in rest.as_chunks::<1>().0 {
-            place.write(s, dense_tile(s, weights, tile));
+            place.write(s, plain_tile(s, weights, tile));
         }
     }
 }
 
 #[inline(always)]
-fn dense_tile<S: Simd, const T: usize>(s: S, weights: &[[f32; LANES]], tokens: &[&[f32]; T]) -> [S::F; T] {
+fn plain_tile<S: Simd, P: Plain, const T: usize>(
+    s: S,
+    weights: &[[P; LANES]],
+    tokens: &[&[f32]; T],
+) -> [S::F; T] {
     let mut acc = [s.splat(0.0); T];
     for (i, w) in weights.iter().enumerate() {
-        let w = s.load(w);
+        let w = P::load(s, w);
         for t in 0..T {
             acc[t] = s.fma(w, s.splat(tokens[t][i]), acc[t]);
         }

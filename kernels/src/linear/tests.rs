@@ -4,7 +4,17 @@ use proptest::prelude::*;
 
 use super::*;
 
-const DTYPES: [DType; 6] = [DType::F32, DType::F16, DType::BF16, DType::Q4_0, DType::Q4_1, DType::Q8_0];
+const DTYPES: [DType; 9] = [
+    DType::F32,
+    DType::F16,
+    DType::BF16,
+    DType::Q4_0,
+    DType::Q4_1,
+    DType::Q8_0,
+    DType::Q4K,
+    DType::Q5K,
+    DType::Q6K,
+];
 
 /// Reproducible numbers in -1..1.
 struct Noise(u64);
@@ -29,8 +39,9 @@ impl Noise {
                 DType::BF16 => half::bf16::from_f32(x).to_le_bytes().to_vec(),
                 _ => f16::from_f32(x * 0.1).to_le_bytes().to_vec(),
             };
-            bytes[start..start + head.len()].copy_from_slice(&head);
-            if dtype == DType::Q4_1 {
+            let head_at = if dtype == DType::Q6K { start + 208 } else { start };
+            bytes[head_at..head_at + head.len()].copy_from_slice(&head);
+            if matches!(dtype, DType::Q4_1 | DType::Q4K | DType::Q5K) {
                 bytes[start + 2..start + 4].copy_from_slice(&f16::from_f32(self.next()).to_le_bytes());
             }
         }
@@ -92,7 +103,7 @@ proptest! {
         dtype_idx in 0..DTYPES.len(), n_rows in 1usize..70, n_blocks in 1usize..6, n_tokens in 1usize..20, seed: u64,
     ) {
         let dtype = DTYPES[dtype_idx];
-        let n_in = n_blocks * BLOCK_LEN;
+        let n_in = n_blocks * BLOCK_LEN.max(dtype.block_len());
         let mut noise = Noise(seed);
         let bytes = noise.weights(dtype, n_rows * n_in);
         let source = Source { dtype, n_rows, bytes: &bytes };
@@ -117,7 +128,8 @@ proptest! {
 
     #[test]
     fn packing_loses_nothing(dtype_idx in 0..DTYPES.len(), n_rows in 1usize..40, n_blocks in 1usize..4, seed: u64) {
-        let (dtype, n_in) = (DTYPES[dtype_idx], n_blocks * BLOCK_LEN);
+        let dtype = DTYPES[dtype_idx];
+        let n_in = n_blocks * BLOCK_LEN.max(dtype.block_len());
         let bytes = Noise(seed).weights(dtype, n_rows * n_in);
         let source = Source { dtype, n_rows, bytes: &bytes };
         let linear = Linear::pack(&[source], n_in, &pool(1)).unwrap();
@@ -132,7 +144,7 @@ proptest! {
 #[test]
 fn stacked_sources_of_different_types_keep_their_rows() {
     let mut noise = Noise(7);
-    let n_in = 64;
+    let n_in = 256;
     let bytes: Vec<_> = DTYPES.iter().map(|&d| noise.weights(d, 21 * n_in)).collect();
     let sources: Vec<_> =
         DTYPES.iter().zip(&bytes).map(|(&dtype, bytes)| Source { dtype, n_rows: 21, bytes }).collect();
@@ -169,6 +181,9 @@ fn adds_to_the_old_output_when_asked() {
 fn refuses_rows_that_are_not_whole_blocks() {
     let source = Source { dtype: DType::F32, n_rows: 1, bytes: &[0; 132] };
     assert_eq!(Linear::pack(&[source], 33, &pool(1)).unwrap_err(), Error::Inputs(33));
+    let source_of_256 = Source { dtype: DType::Q4K, n_rows: 2, bytes: &[0; 144] };
+    let error = Linear::pack(&[source_of_256], 128, &pool(1)).unwrap_err();
+    assert_eq!(error, Error::Blocks { dtype: DType::Q4K, n_in: 128 });
     let error = Linear::pack(&[source], 32, &pool(1)).unwrap_err();
     assert_eq!(error, Error::Quant(quant::Error::Length { dtype: DType::F32, elements: 32, bytes: 132 }));
 }

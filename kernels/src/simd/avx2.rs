@@ -2,7 +2,7 @@
 
 use std::arch::x86_64 as x86;
 
-use half::f16;
+use half::{bf16, f16};
 
 use super::{LANES, Line, Simd};
 
@@ -35,6 +35,7 @@ macro_rules! both {
 }
 
 impl Simd for Avx2 {
+    const N_REGISTERS: usize = 16;
     type F = [x86::__m256; 2];
     type I = [x86::__m256i; 2];
     type B = [x86::__m256i; 2];
@@ -68,6 +69,27 @@ impl Simd for Avx2 {
         // SAFETY: the token proves the instruction; the slice covers 16 bytes.
         let high = unsafe { x86::_mm_loadu_si128(high.as_ptr().cast()) };
         [op!(_mm256_cvtph_ps(low)), op!(_mm256_cvtph_ps(high))]
+    }
+    #[inline(always)]
+    fn load_bf16(self, from: &[bf16; LANES]) -> Self::F {
+        let (low, high) = from.split_at(8);
+        // SAFETY: the token proves the instruction; the slice covers 16 bytes.
+        let low = unsafe { x86::_mm_loadu_si128(low.as_ptr().cast()) };
+        // SAFETY: the token proves the instruction; the slice covers 16 bytes.
+        let high = unsafe { x86::_mm_loadu_si128(high.as_ptr().cast()) };
+        let words = [op!(_mm256_cvtepu16_epi32(low)), op!(_mm256_cvtepu16_epi32(high))];
+        let bits = both!(_mm256_slli_epi32::<{ 16 }>(words));
+        both!(_mm256_castsi256_ps(bits))
+    }
+    #[inline(always)]
+    fn load_i8(self, from: &[i8; LANES]) -> Self::F {
+        let (low, high) = from.split_at(8);
+        // SAFETY: the token proves the instruction; the slice covers 8 bytes.
+        let low = unsafe { x86::_mm_loadl_epi64(low.as_ptr().cast()) };
+        // SAFETY: the token proves the instruction; the slice covers 8 bytes.
+        let high = unsafe { x86::_mm_loadl_epi64(high.as_ptr().cast()) };
+        let words = [op!(_mm256_cvtepi8_epi32(low)), op!(_mm256_cvtepi8_epi32(high))];
+        both!(_mm256_cvtepi32_ps(words))
     }
     #[inline(always)]
     fn store_f16(self, v: Self::F, to: &mut [f16; LANES]) {
@@ -162,6 +184,22 @@ impl Simd for Avx2 {
         self.low_nibbles(both!(_mm256_srli_epi16::<{ 4 }>(v)))
     }
     #[inline(always)]
+    fn or_bits(self, low: Self::B, plane: Self::B, left: i32, mask: u8) -> Self::B {
+        let shifted = match left {
+            4 => both!(_mm256_slli_epi16::<{ 4 }>(plane)),
+            3 => both!(_mm256_slli_epi16::<{ 3 }>(plane)),
+            2 => both!(_mm256_slli_epi16::<{ 2 }>(plane)),
+            1 => both!(_mm256_slli_epi16::<{ 1 }>(plane)),
+            -1 => both!(_mm256_srli_epi16::<{ 1 }>(plane)),
+            -2 => both!(_mm256_srli_epi16::<{ 2 }>(plane)),
+            -3 => both!(_mm256_srli_epi16::<{ 3 }>(plane)),
+            _ => plane,
+        };
+        let mask = [op!(_mm256_set1_epi8(mask.cast_signed())); 2];
+        let kept = both!(_mm256_and_si256(shifted, mask));
+        both!(_mm256_or_si256(low, kept))
+    }
+    #[inline(always)]
     fn splat_i32(self, x: i32) -> Self::I {
         [op!(_mm256_set1_epi32(x)); 2]
     }
@@ -170,8 +208,8 @@ impl Simd for Avx2 {
         both!(_mm256_cvtepi32_ps(v))
     }
     #[inline(always)]
-    fn dot_nibbles(self, acc: Self::I, w: Self::B, x: i32) -> Self::I {
-        // Pairs reach at most 2 x 15 x 128 in i16: no saturation.
+    fn dot_small(self, acc: Self::I, w: Self::B, x: i32) -> Self::I {
+        // Pairs reach at most 2 x 127 x 128 in i16: no saturation.
         let ones = [op!(_mm256_set1_epi16(1)); 2];
         let x = self.splat_i32(x);
         let pairs = both!(_mm256_maddubs_epi16(w, x));

@@ -2,7 +2,7 @@
 
 use std::arch::x86_64 as x86;
 
-use half::f16;
+use half::{bf16, f16};
 
 use super::{LANES, Line, Simd};
 
@@ -28,6 +28,7 @@ macro_rules! op {
 }
 
 impl Simd for Avx512 {
+    const N_REGISTERS: usize = 32;
     type F = x86::__m512;
     type I = x86::__m512i;
     type B = x86::__m512i;
@@ -51,6 +52,21 @@ impl Simd for Avx512 {
         // SAFETY: the token proves the instruction; the reference covers 32 bytes.
         let halves = unsafe { x86::_mm256_loadu_si256(from.as_ptr().cast()) };
         op!(_mm512_cvtph_ps(halves))
+    }
+    #[inline(always)]
+    fn load_bf16(self, from: &[bf16; LANES]) -> Self::F {
+        // SAFETY: the token proves the instruction; the reference covers 32 bytes.
+        let halves = unsafe { x86::_mm256_loadu_si256(from.as_ptr().cast()) };
+        let words = op!(_mm512_cvtepu16_epi32(halves));
+        let bits = op!(_mm512_slli_epi32::<{ 16 }>(words));
+        op!(_mm512_castsi512_ps(bits))
+    }
+    #[inline(always)]
+    fn load_i8(self, from: &[i8; LANES]) -> Self::F {
+        // SAFETY: the token proves the instruction; the reference covers 16 bytes.
+        let bytes = unsafe { x86::_mm_loadu_si128(from.as_ptr().cast()) };
+        let words = op!(_mm512_cvtepi8_epi32(bytes));
+        op!(_mm512_cvtepi32_ps(words))
     }
     #[inline(always)]
     fn store_f16(self, v: Self::F, to: &mut [f16; LANES]) {
@@ -131,6 +147,22 @@ impl Simd for Avx512 {
         self.low_nibbles(shifted)
     }
     #[inline(always)]
+    fn or_bits(self, low: Self::B, plane: Self::B, left: i32, mask: u8) -> Self::B {
+        let shifted = match left {
+            4 => op!(_mm512_slli_epi16::<{ 4 }>(plane)),
+            3 => op!(_mm512_slli_epi16::<{ 3 }>(plane)),
+            2 => op!(_mm512_slli_epi16::<{ 2 }>(plane)),
+            1 => op!(_mm512_slli_epi16::<{ 1 }>(plane)),
+            -1 => op!(_mm512_srli_epi16::<{ 1 }>(plane)),
+            -2 => op!(_mm512_srli_epi16::<{ 2 }>(plane)),
+            -3 => op!(_mm512_srli_epi16::<{ 3 }>(plane)),
+            _ => plane,
+        };
+        let mask = op!(_mm512_set1_epi8(mask.cast_signed()));
+        let kept = op!(_mm512_and_si512(shifted, mask));
+        op!(_mm512_or_si512(low, kept))
+    }
+    #[inline(always)]
     fn splat_i32(self, x: i32) -> Self::I {
         op!(_mm512_set1_epi32(x))
     }
@@ -139,7 +171,7 @@ impl Simd for Avx512 {
         op!(_mm512_cvtepi32_ps(v))
     }
     #[inline(always)]
-    fn dot_nibbles(self, acc: Self::I, w: Self::B, x: i32) -> Self::I {
+    fn dot_small(self, acc: Self::I, w: Self::B, x: i32) -> Self::I {
         self.dot_bytes(acc, w, x)
     }
     #[inline(always)]

@@ -2,7 +2,7 @@
 
 use std::array::from_fn;
 
-use half::f16;
+use half::{bf16, f16};
 
 use super::{LANES, Line, Simd};
 
@@ -10,6 +10,7 @@ use super::{LANES, Line, Simd};
 pub(crate) struct Portable;
 
 impl Simd for Portable {
+    const N_REGISTERS: usize = 16;
     type F = [f32; LANES];
     type I = [i32; LANES];
     type B = [u8; 64];
@@ -29,6 +30,14 @@ impl Simd for Portable {
     #[inline(always)]
     fn load_f16(self, from: &[f16; LANES]) -> Self::F {
         from.map(f16::to_f32)
+    }
+    #[inline(always)]
+    fn load_bf16(self, from: &[bf16; LANES]) -> Self::F {
+        from.map(bf16::to_f32)
+    }
+    #[inline(always)]
+    fn load_i8(self, from: &[i8; LANES]) -> Self::F {
+        from.map(f32::from)
     }
     #[inline(always)]
     fn store_f16(self, v: Self::F, to: &mut [f16; LANES]) {
@@ -95,6 +104,11 @@ impl Simd for Portable {
         v.map(|b| b >> 4)
     }
     #[inline(always)]
+    fn or_bits(self, low: Self::B, plane: Self::B, left: i32, mask: u8) -> Self::B {
+        let shifted = |b: u8| if left >= 0 { b << left } else { b >> -left };
+        from_fn(|i| low[i] | shifted(plane[i]) & mask)
+    }
+    #[inline(always)]
     fn splat_i32(self, x: i32) -> Self::I {
         [x; LANES]
     }
@@ -103,7 +117,7 @@ impl Simd for Portable {
         v.map(|x| x as f32)
     }
     #[inline(always)]
-    fn dot_nibbles(self, acc: Self::I, w: Self::B, x: i32) -> Self::I {
+    fn dot_small(self, acc: Self::I, w: Self::B, x: i32) -> Self::I {
         self.dot_bytes(acc, w, x)
     }
     #[inline(always)]

@@ -1,4 +1,4 @@
-use half::f16;
+use half::{bf16, f16};
 use proptest::prelude::*;
 
 use super::*;
@@ -22,7 +22,20 @@ impl Op for Everything<'_> {
         let start = s.splat_i32(-77);
         let mut halves = [f16::ZERO; LANES];
         s.store_f16(a, &mut halves);
+        let brains = self.a.map(bf16::from_f32);
+        let small: [i8; LANES] = std::array::from_fn(|i| self.line.0[i].cast_signed());
+        let or_bits = |left, mask| s.or_bits(s.low_nibbles(bytes), bytes, left, mask);
         let results = [
+            s.load_bf16(&brains),
+            s.load_i8(&small),
+            s.to_f32(s.dot_small(start, or_bits(4, 0x30), self.word)),
+            s.to_f32(s.dot_small(start, or_bits(3, 0x10), self.word)),
+            s.to_f32(s.dot_small(start, or_bits(2, 0x30), self.word)),
+            s.to_f32(s.dot_small(start, or_bits(1, 0x10), self.word)),
+            s.to_f32(s.dot_small(start, or_bits(0, 0x30), self.word)),
+            s.to_f32(s.dot_small(start, or_bits(-1, 0x10), self.word)),
+            s.to_f32(s.dot_small(start, or_bits(-2, 0x30), self.word)),
+            s.to_f32(s.dot_small(start, or_bits(-3, 0x10), self.word)),
             s.add(a, b),
             s.sub(a, b),
             s.mul(a, b),
@@ -38,8 +51,8 @@ impl Op for Everything<'_> {
             s.zero_below(a, 1.0, b),
             s.load_f16(&halves),
             s.to_f32(s.dot_bytes(start, bytes, self.word)),
-            s.to_f32(s.dot_nibbles(start, s.low_nibbles(bytes), self.word)),
-            s.to_f32(s.dot_nibbles(start, s.high_nibbles(bytes), self.word)),
+            s.to_f32(s.dot_small(start, s.low_nibbles(bytes), self.word)),
+            s.to_f32(s.dot_small(start, s.high_nibbles(bytes), self.word)),
             s.splat(s.sum(a)),
             s.splat(s.highest(a)),
             s.load(&s.to_i8(a).map(f32::from)),
