@@ -11,12 +11,12 @@ use std::sync::Arc;
 
 use engine::arena::KvArena;
 use engine::forward::{Forward, Logits, Slice};
-use engine::sample::{SamplingParams, sample};
+use engine::sample::{Sampler, SamplingParams};
 use engine::weights::Weights;
 use kernels::pool::ThreadPool;
 use model::TextModel;
 use model::chat_template::{Message, Reply, Role};
-use model::gguf::Gguf;
+use model::checkpoint::Checkpoint;
 use model::prompt::Entry;
 
 type Failure = Box<dyn std::error::Error>;
@@ -66,7 +66,7 @@ impl Plain {
     fn open(path: &Path) -> Result<Self, Failure> {
         let threads =
             Arc::new(ThreadPool::new(std::thread::available_parallelism().unwrap_or(NonZeroUsize::MIN)));
-        let weights = Arc::new(Weights::load(&Gguf::open(path)?, &threads)?);
+        let weights = Arc::new(Weights::load(&Checkpoint::open(path)?, &threads)?);
         let n_blocks = weights.shape().context_len / kv::BLOCK_TOKENS;
         let arena = KvArena::new(weights.shape().kv_geometry(), n_blocks);
         let table = (0..u32::try_from(n_blocks)?).collect();
@@ -89,7 +89,7 @@ impl Plain {
             let rows = self.forward.run(&mut self.arena, &[slice], &mut |_, _| {})?;
             start = end;
             if logits == Logits::Last {
-                let token = sample(rows.row(0), &SamplingParams::GREEDY, tokens.len() as u64).token;
+                let token = Sampler::default().sample(rows.row(0), &SamplingParams::GREEDY, tokens.len() as u64);
                 tokens.push(token);
                 if is_end(token) {
                     break;

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::thread::JoinHandle;
 
+use kernels::attention::KvDtype;
 use kernels::pool::ThreadPool;
 use kv::announce::Announcer;
 use kv::geometry::Geometry;
@@ -30,6 +31,8 @@ pub struct EngineConfig {
     pub max_running: usize,
     /// Turns in the engine, waiting ones included.
     pub max_turns: usize,
+    /// How keys and values are stored.
+    pub kv_dtype: KvDtype,
     /// Several tokens of a stream may be checked in one step, see [`crate::speculate`].
     pub speculate: bool,
 }
@@ -116,7 +119,7 @@ impl Engine {
         let live = Arc::new(AtomicUsize::new(0));
         let weights = &model.weights;
         let context_tokens = weights.shape().context_len.min(config.n_blocks as usize * kv::BLOCK_TOKENS);
-        let geometry = geometry_of(weights.shape().kv_geometry(), model.fingerprint);
+        let geometry = geometry_of(weights.shape().kv_geometry().with_dtype(config.kv_dtype), model.fingerprint);
         let steps = Steps::new(model, threads, config, announcer.clone(), name.to_owned());
         let thread = std::thread::Builder::new().name(format!("engine {name}")).spawn(move || {
             let run = std::panic::AssertUnwindSafe(|| steps.run(&inbox));

@@ -6,12 +6,13 @@
 use std::sync::Arc;
 
 use kernels::attention::{Attention, BLOCK_TOKENS, Span};
-use kernels::elementwise::{self, Rope};
+use kernels::elementwise::{self, Rope, Turn};
 use kernels::isa::Isa;
 use kernels::linear::{self, Input, Linear, QuantBlock, Write};
 use kernels::pool::ThreadPool;
 
 use crate::arena::{KvArena, KvGeometry};
+use crate::projection::Projection;
 use crate::shape::ModelShape;
 use crate::weights::{Layer, Weights};
 
@@ -103,6 +104,8 @@ struct Workers {
 struct Scratch {
     /// The residual stream, `d_model` wide.
     x: Vec<f32>,
+    /// Cosines and sines of the tokens' positions, `head_dim / 2` wide.
+    turns: Vec<Turn>,
     qkv: Vec<f32>,
     /// Attention output, `n_heads x head_dim` wide.
     attended: Vec<f32>,
@@ -127,7 +130,7 @@ impl Forward {
     /// The same with other instructions than the fastest, to compare them.
     pub fn with_isa(weights: Arc<Weights>, pool: Arc<ThreadPool>, max_batch_tokens: usize, isa: Isa) -> Self {
         let shape = weights.shape();
-        let rope = Rope::new(shape.rope_layout, shape.rope_base, shape.head_dim, shape.context_len);
+        let rope = Rope::new(shape.rope_layout, shape.rope_base, shape.head_dim, &shape.rope_divisors);
         let (workers, scratch) = (Workers { pool, isa }, Scratch::default());
         Self { weights, rope, max_batch_tokens, workers, scratch }
     }
@@ -144,8 +147,9 @@ impl Forward {
         let spans = spans(slices);
         let weights = Arc::clone(&self.weights);
         self.embed(slices);
+        self.find_turns(&spans);
         for (layer_idx, layer) in weights.layers.iter().enumerate() {
-            self.project_qkv(layer, &spans);
+            self.project_qkv(layer);
             let attention = Attention {
                 heads: weights.shape.heads(),
                 place: arena.place(layer_idx),
@@ -188,21 +192,24 @@ impl Forward {
         self.workers.each_row(&mut scratch.x, shape.d_model, |i, x| embedding.row(tokens[i] as usize, x));
     }
 
-    /// Norm, product, and the rotation of queries and keys; queries are also divided by sqrt(head_dim).
-    fn project_qkv(&mut self, layer: &Layer, spans: &[Span<'_>]) {
+    /// Computes the turns of all positions, which every layer uses.
+    fn find_turns(&mut self, spans: &[Span<'_>]) {
+        let positions: Vec<usize> =
+            spans.iter().flat_map(|span| span.start..span.start + span.rows.len()).collect();
+        let (rope, n_turns) = (&self.rope, self.rope.n_turns());
+        self.scratch.turns.resize(positions.len() * n_turns, Turn::default());
+        self.workers.each_row(&mut self.scratch.turns, n_turns, |i, out| rope.turns_at(positions[i], out));
+    }
+
+    /// Norm, product, and what the architecture does to queries and keys.
+    fn project_qkv(&mut self, layer: &Layer) {
         let shape = &self.weights.shape;
         let scratch = &mut self.scratch;
         self.workers.norm(&scratch.x, &layer.attention_norm, shape.rms_eps, &mut scratch.prepared);
         self.workers.product(&layer.qkv, &scratch.prepared, Write::Replace, &mut scratch.qkv);
-        let positions: Vec<usize> =
-            spans.iter().flat_map(|span| span.start..span.start + span.rows.len()).collect();
-        let (d_q, d_k) = (shape.d_attention(), shape.n_kv_heads * shape.head_dim);
-        let scale = (shape.head_dim as f32).sqrt().recip();
-        let rope = &self.rope;
-        self.workers.each_row(&mut scratch.qkv, shape.heads().row_len(), |i, row| {
-            rope.turn(positions[i], scale, &mut row[..d_q]);
-            rope.turn(positions[i], 1.0, &mut row[d_q..d_q + d_k]);
-        });
+        let projection =
+            Projection { shape, layer, rope: &self.rope, turns: &scratch.turns, isa: self.workers.isa };
+        self.workers.each_row(&mut scratch.qkv, shape.heads().row_len(), |i, row| projection.finish(i, row));
     }
 
     fn add_attention(&mut self, layer: &Layer) {
@@ -284,7 +291,7 @@ impl Workers {
         });
     }
 
-    fn each_row(&self, rows: &mut [f32], width: usize, body: impl Fn(usize, &mut [f32]) + Sync) {
+    fn each_row<T: Send>(&self, rows: &mut [T], width: usize, body: impl Fn(usize, &mut [T]) + Sync) {
         let n_part_rows = self.n_part_rows(rows.len() / width);
         let mut parts: Vec<_> = rows.chunks_mut(n_part_rows * width).enumerate().collect();
         self.pool.each(&mut parts, |(part_idx, rows)| {

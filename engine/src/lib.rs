@@ -8,6 +8,7 @@ pub mod forward;
 mod grants;
 pub mod job;
 pub mod metrics;
+mod projection;
 pub mod reference;
 pub mod sample;
 mod scheduler;

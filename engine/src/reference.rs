@@ -2,7 +2,7 @@
 //! fast one. Follows llama2.c's `run.c`.
 
 use kernels::elementwise::RopeLayout;
-use model::gguf::Gguf;
+use model::checkpoint::Checkpoint;
 
 use crate::shape::ModelShape;
 use crate::weights::{Error, decode, tensor_of_shape};
@@ -10,7 +10,7 @@ use crate::weights::{Error, decode, tensor_of_shape};
 /// A model read straight from its file; weights are decoded anew for every call, one matrix at a time.
 #[derive(Debug)]
 pub struct Reference<'a> {
-    gguf: &'a Gguf,
+    checkpoint: &'a Checkpoint,
     shape: ModelShape,
 }
 
@@ -18,8 +18,8 @@ pub struct Reference<'a> {
 type Rows = Vec<Vec<f32>>;
 
 impl<'a> Reference<'a> {
-    pub fn new(gguf: &'a Gguf) -> Result<Self, Error> {
-        Ok(Self { gguf, shape: ModelShape::read(gguf)? })
+    pub fn new(checkpoint: &'a Checkpoint) -> Result<Self, Error> {
+        Ok(Self { checkpoint, shape: ModelShape::read(checkpoint)? })
     }
 
     /// Logits `[vocab]` after every one of `tokens`, which start at position 0.
@@ -33,20 +33,28 @@ impl<'a> Reference<'a> {
             self.feed_forward(layer_idx, &mut x)?;
         }
         let x = self.norm("output_norm", &x)?;
-        let has_output = self.gguf.tensors().any(|tensor| tensor.name == "output.weight");
-        let head = if has_output { self.matrix("output", shape.d_model, shape.vocab)? } else { embedding };
+        let head =
+            if shape.tied_head { embedding } else { self.matrix("output", shape.d_model, shape.vocab)? };
         Ok(product(&head, &x))
     }
 
     fn attention(&self, layer_idx: usize, x: &mut Rows) -> Result<(), Error> {
         let shape = &self.shape;
-        let d_kv = shape.n_kv_heads * shape.head_dim;
+        let d_kv = shape.d_kv();
         let linear = |part: &str, n_in, n_out| self.matrix(&format!("blk.{layer_idx}.{part}"), n_in, n_out);
         let normed = self.norm(&format!("blk.{layer_idx}.attn_norm"), x)?;
         let mut queries = product(&linear("attn_q", shape.d_model, shape.d_attention())?, &normed);
         let mut keys = product(&linear("attn_k", shape.d_model, d_kv)?, &normed);
-        let values = product(&linear("attn_v", shape.d_model, d_kv)?, &normed);
-        for rows in [&mut queries, &mut keys] {
+        let mut values = product(&linear("attn_v", shape.d_model, d_kv)?, &normed);
+        if shape.architecture.has_qkv_bias() {
+            for (part, rows) in [("q", &mut queries), ("k", &mut keys), ("v", &mut values)] {
+                self.add_bias(&format!("blk.{layer_idx}.attn_{part}.bias"), rows)?;
+            }
+        }
+        for (part, rows) in [("q", &mut queries), ("k", &mut keys)] {
+            if shape.architecture.has_qk_norm() {
+                self.norm_heads(&format!("blk.{layer_idx}.attn_{part}_norm.weight"), rows)?;
+            }
             rows.iter_mut().enumerate().for_each(|(position, row)| self.rope(position, row));
         }
         let mut mixed = vec![vec![0.0; shape.d_attention()]; x.len()];
@@ -82,20 +90,37 @@ impl<'a> Reference<'a> {
     }
 
     fn norm(&self, name: &str, x: &Rows) -> Result<Rows, Error> {
-        let name = format!("{name}.weight");
-        let weight = decode(&tensor_of_shape(self.gguf, &name, &[self.shape.d_model as u64])?)?;
-        let normed = |row: &Vec<f32>| {
-            let rms = (dot(row, row) / row.len() as f32 + self.shape.rms_eps).sqrt();
-            row.iter().zip(&weight).map(|(x, w)| x / rms * w).collect()
-        };
-        Ok(x.iter().map(normed).collect())
+        let weight = self.vector(&format!("{name}.weight"), self.shape.d_model)?;
+        Ok(x.iter().map(|row| self.normed(row, &weight)).collect())
+    }
+
+    fn normed(&self, row: &[f32], weight: &[f32]) -> Vec<f32> {
+        let rms = (dot(row, row) / row.len() as f32 + self.shape.rms_eps).sqrt();
+        row.iter().zip(weight).map(|(x, w)| x / rms * w).collect()
+    }
+
+    fn norm_heads(&self, name: &str, rows: &mut Rows) -> Result<(), Error> {
+        let head_dim = self.shape.head_dim;
+        let weight = self.vector(name, head_dim)?;
+        for head in rows.iter_mut().flat_map(|row| row.chunks_exact_mut(head_dim)) {
+            head.copy_from_slice(&self.normed(head, &weight));
+        }
+        Ok(())
+    }
+
+    fn add_bias(&self, name: &str, rows: &mut Rows) -> Result<(), Error> {
+        let bias = self.vector(name, rows.first().map_or(0, Vec::len))?;
+        rows.iter_mut().for_each(|row| row.iter_mut().zip(&bias).for_each(|(x, b)| *x += b));
+        Ok(())
     }
 
     fn rope(&self, position: usize, row: &mut [f32]) {
         let head_dim = self.shape.head_dim;
         for head in row.chunks_exact_mut(head_dim) {
             for i in 0..head_dim / 2 {
-                let angle = position as f32 * self.shape.rope_base.powf(-2.0 * i as f32 / head_dim as f32);
+                let divisor = self.shape.rope_divisors.get(i).copied().unwrap_or(1.0);
+                let frequency = self.shape.rope_base.powf(-2.0 * i as f32 / head_dim as f32) / divisor;
+                let angle = position as f32 * frequency;
                 let (a, b) = match self.shape.rope_layout {
                     RopeLayout::Adjacent => (2 * i, 2 * i + 1),
                     RopeLayout::HalfSplit => (i, i + head_dim / 2),
@@ -111,10 +136,14 @@ impl<'a> Reference<'a> {
         head * self.shape.head_dim..(head + 1) * self.shape.head_dim
     }
 
+    fn vector(&self, name: &str, len: usize) -> Result<Vec<f32>, Error> {
+        decode(&tensor_of_shape(self.checkpoint, name, &[len as u64])?)
+    }
+
     /// Decoded weights `[n_out][n_in]`.
     fn matrix(&self, name: &str, n_in: usize, n_out: usize) -> Result<Vec<f32>, Error> {
         let name = format!("{name}.weight");
-        decode(&tensor_of_shape(self.gguf, &name, &[n_in as u64, n_out as u64])?)
+        decode(&tensor_of_shape(self.checkpoint, &name, &[n_in as u64, n_out as u64])?)
     }
 }
 

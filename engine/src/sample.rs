@@ -4,6 +4,8 @@
 use std::cmp::Ordering;
 use std::num::NonZeroU32;
 
+use kernels::isa::Isa;
+use kernels::logits;
 use proto::v1;
 
 #[cfg(test)]
@@ -33,90 +35,108 @@ impl From<v1::Sampling> for SamplingParams {
     }
 }
 
-/// A chosen token.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Sampled {
-    pub token: u32,
-    /// Natural logarithm of its probability at temperature 1 among all tokens, whatever the parameters.
-    pub logprob: f32,
+/// Chooses tokens. Holds the probabilities of a row while it does.
+#[derive(Debug)]
+pub struct Sampler {
+    isa: Isa,
+    probabilities: Vec<f32>,
 }
 
-/// Chooses the token at `position` of its sequence from `logits`, `[vocab]`. Of equal logits the lowest id is
-/// likelier. Complexity O(vocab), plus sorting the few candidates that top-p needs.
-pub fn sample(logits: &[f32], params: &SamplingParams, position: u64) -> Sampled {
-    let best = argmax(logits);
-    let token = if params.temperature <= 0.0 {
-        best
-    } else {
-        let weight = |l: f32| f64::from((l - logits[best]) / params.temperature).exp();
-        let chance = uniform(params.seed, position);
-        let k = params.top_k.map_or(logits.len(), |k| k.get() as usize);
-        if k >= logits.len() && params.top_p >= 1.0 {
-            choose(logits.iter().map(|&l| weight(l)), chance)
-        } else {
-            let kept = likeliest(logits, k, f64::from(params.top_p), weight);
-            kept[choose(kept.iter().map(|&id| weight(logits[id as usize])), chance)] as usize
+impl Default for Sampler {
+    fn default() -> Self {
+        Self { isa: Isa::detect(), probabilities: Vec::new() }
+    }
+}
+
+impl Sampler {
+    /// The token at `position` of its sequence, chosen from `logits`, `[vocab]`. Of equal logits the lowest id is
+    /// likelier. O(vocab), about 20 µs for 50 thousand when greedy and 100 µs when not.
+    pub fn sample(&mut self, logits: &[f32], params: &SamplingParams, position: u64) -> u32 {
+        let best = logits::argmax(self.isa, logits);
+        if params.temperature <= 0.0 {
+            return best as u32;
         }
-    };
-    Sampled { token: token as u32, logprob: logits[token] - log_sum_exp(logits, logits[best]) }
+        self.probabilities.resize(logits.len(), 0.0);
+        logits::softmax(self.isa, logits, params.temperature, &mut self.probabilities);
+        let (probabilities, chance) = (&self.probabilities[..], uniform(params.seed, position));
+        let k = params.top_k.map_or(logits.len(), |k| k.get() as usize);
+        let chosen = if k >= logits.len() && params.top_p >= 1.0 {
+            choose(probabilities, chance)
+        } else {
+            let kept = likeliest(probabilities, k, f64::from(params.top_p));
+            let weights: Vec<f32> = kept.iter().map(|&id| probabilities[id as usize]).collect();
+            choose(&weights, chance).map(|i| kept[i] as usize)
+        };
+        // Without any probability, as when the greatest logit is infinite, the greatest wins.
+        chosen.unwrap_or(best) as u32
+    }
 }
 
-/// Index of the greatest logit, the lowest one of equals; NaN never wins.
-fn argmax(logits: &[f32]) -> usize {
-    let better =
-        |best: usize, i: usize| if logits[i] > logits[best] || logits[best].is_nan() { i } else { best };
-    (0..logits.len()).fold(0, better)
-}
-
-fn log_sum_exp(logits: &[f32], peak: f32) -> f32 {
-    let sum: f64 = logits.iter().map(|&l| f64::from((l - peak).exp())).sum();
-    peak + sum.ln() as f32
-}
-
-/// Index of the first weight at which the running sum passes `chance` of the total.
-fn choose(weights: impl Iterator<Item = f64> + Clone, chance: f64) -> usize {
-    let mut left = chance * weights.clone().filter(|w| *w > 0.0).sum::<f64>();
-    let mut last = 0;
-    for (i, weight) in weights.enumerate().filter(|(_, w)| *w > 0.0) {
-        last = i;
-        left -= weight;
-        if left < 0.0 {
-            break;
+/// Index of the first weight at which the running sum passes `chance` of the total; None when all are 0.
+fn choose(weights: &[f32], chance: f64) -> Option<usize> {
+    const RUN_LEN: usize = 256;
+    let sums: Vec<f64> = weights.chunks(RUN_LEN).map(sum).collect();
+    let mut left = chance * sums.iter().sum::<f64>();
+    let mut last = None;
+    for (run, weights) in weights.chunks(RUN_LEN).enumerate() {
+        if left >= sums[run] && run + 1 < sums.len() {
+            left -= sums[run];
+            continue;
+        }
+        for (i, &weight) in weights.iter().enumerate().filter(|(_, weight)| **weight > 0.0) {
+            last = Some(run * RUN_LEN + i);
+            left -= f64::from(weight);
+            if left < 0.0 {
+                return last;
+            }
         }
     }
-    last
+    // Rounding has left a rest: the last possible one.
+    last.or_else(|| weights.iter().rposition(|&weight| weight > 0.0))
+}
+
+/// Eight partial sums, which the compiler can keep in registers.
+fn sum(weights: &[f32]) -> f64 {
+    let (chunks, rest) = weights.as_chunks::<8>();
+    let mut sums = [0.0; 8];
+    for chunk in chunks {
+        sums.iter_mut().zip(chunk).for_each(|(sum, &weight)| *sum += f64::from(weight));
+    }
+    sums.iter().sum::<f64>() + rest.iter().copied().map(f64::from).sum::<f64>()
 }
 
 /// The ids that survive top-k, then top-p over the survivors, likeliest first; at least one.
-fn likeliest(logits: &[f32], k: usize, top_p: f64, weight: impl Fn(f32) -> f64) -> Vec<u32> {
-    let mut ids: Vec<u32> = (0..logits.len() as u32).collect();
-    let by_likelihood =
-        |a: &u32, b: &u32| -> Ordering { logits[*b as usize].total_cmp(&logits[*a as usize]).then(a.cmp(b)) };
-    let of = |id: u32| Some(weight(logits[id as usize])).filter(|w| !w.is_nan()).unwrap_or(0.0);
-    if k < ids.len() {
-        ids.select_nth_unstable_by(k, by_likelihood);
-        ids.truncate(k);
-    }
-    let wanted = top_p * ids.iter().map(|&id| of(id)).sum::<f64>();
-    // Usually a few dozen ids hold the mass: sort ever longer heads instead of the whole vocabulary.
-    let mut n_sorted = 64;
-    loop {
-        if n_sorted < ids.len() {
-            ids.select_nth_unstable_by(n_sorted, by_likelihood);
+fn likeliest(probabilities: &[f32], k: usize, top_p: f64) -> Vec<u32> {
+    let by_likelihood = |a: &u32, b: &u32| -> Ordering {
+        probabilities[*b as usize].total_cmp(&probabilities[*a as usize]).then(a.cmp(b))
+    };
+    let k = k.min(probabilities.len());
+    // Usually a few dozen ids hold the mass: look at the likelier ones first, and at all only at the end.
+    for floor in [1e-3, 1e-5, 0.0] {
+        let mut ids: Vec<u32> = Vec::new();
+        ids.extend((0..).zip(probabilities).filter(|(_, p)| **p >= floor).map(|(id, _): (u32, _)| id));
+        let complete = floor == 0.0;
+        if ids.len() < k && !complete && k < probabilities.len() {
+            continue;
         }
-        let n_head = n_sorted.min(ids.len());
-        ids[..n_head].sort_unstable_by(by_likelihood);
-        let mut sum = 0.0;
-        let enough = ids[..n_head].iter().position(|&id| {
-            sum += of(id);
-            sum >= wanted
+        ids.sort_unstable_by(by_likelihood);
+        ids.truncate(k);
+        let of = |id: &u32| f64::from(probabilities[*id as usize]);
+        let all: f64 = if k < probabilities.len() { ids.iter().map(of).sum() } else { sum(probabilities) };
+        let mut mass = 0.0;
+        let enough = ids.iter().position(|id| {
+            mass += of(id);
+            mass >= top_p * all
         });
-        if enough.is_some() || n_head == ids.len() {
-            ids.truncate(enough.map_or(n_head, |i| i + 1));
+        if let Some(i) = enough {
+            ids.truncate(i + 1);
             return ids;
         }
-        n_sorted *= 8;
+        if complete {
+            return ids;
+        }
     }
+    Vec::new()
 }
 
 /// A number in 0..1 that depends on nothing but its arguments: SplitMix64 (Steele, Lea and Flood 2014), used as a

@@ -12,6 +12,8 @@
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
+use kernels::isa::Isa;
+use kernels::logits;
 use kv::hash::HashKey;
 use metrics::{Counter, Gauge};
 
@@ -113,6 +115,15 @@ pub(crate) enum Guesser {
 pub(crate) struct Guess {
     pub(crate) token: u32,
     pub(crate) probability: f32,
+}
+
+impl Guess {
+    /// The greatest of `logits`, of which `token_of` names the token.
+    fn likeliest(isa: Isa, logits: &[f32], token_of: impl Fn(usize) -> u32) -> Self {
+        let best = logits::argmax(isa, logits);
+        let sum = logits::exp_sum(isa, logits, logits[best]);
+        Self { token: token_of(best), probability: if sum > 0.0 { sum.recip() as f32 } else { 0.0 } }
+    }
 }
 
 /// A worker's speculation: what it has learnt, and its guesser.

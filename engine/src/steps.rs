@@ -20,7 +20,7 @@ use crate::forward::{Forward, LogitRows, Logits, Slice};
 use crate::grants::Grants;
 use crate::job::{Error, Event, FinishReason, Job, SequenceId};
 use crate::metrics as names;
-use crate::sample::sample;
+use crate::sample::Sampler;
 use crate::scheduler::{Limits, Scheduler, Share};
 use crate::sequence::{Place, Sequence, Start};
 use crate::speculate::Speculation;
@@ -39,6 +39,7 @@ pub(crate) struct Steps {
     arena: KvArena,
     forward: Forward,
     speculation: Speculation,
+    sampler: Sampler,
     context: usize,
     vocab: usize,
     announcer: Announcer,
@@ -68,7 +69,7 @@ impl Steps {
         name: String,
     ) -> Self {
         let shape = model.weights.shape();
-        let geometry = shape.kv_geometry();
+        let geometry = shape.kv_geometry().with_dtype(config.kv_dtype);
         let context = shape.context_len.min(config.n_blocks as usize * BLOCK_TOKENS);
         let vocab = shape.vocab;
         let layer_bytes = geometry.bytes_per_block_layer();
@@ -87,6 +88,7 @@ impl Steps {
             arena: KvArena::new(geometry, config.n_blocks as usize),
             forward: Forward::new(model.weights, threads, max_step_tokens),
             speculation: Speculation::new(config.speculate, guesser, &name),
+            sampler: Sampler::default(),
             context,
             vocab,
             announcer,
@@ -270,7 +272,7 @@ impl Steps {
             let sequence = &mut self.scheduler.running[share.idx];
             if share.stream {
                 outcome.n_streams += 1;
-                let tokens = verify(sequence, &rows, row);
+                let tokens = verify(&mut self.sampler, sequence, &rows, row);
                 if let Some(source) = Speculation::source_of(sequence) {
                     outcome.accepted[source] += tokens.len() - 1;
                 }
@@ -285,7 +287,7 @@ impl Steps {
                 sequence.computed += share.n_tokens;
                 outcome.n_prefill += share.n_tokens;
                 if share.sample {
-                    outputs.push((sequence.id, verify(sequence, &rows, row)));
+                    outputs.push((sequence.id, verify(&mut self.sampler, sequence, &rows, row)));
                     row += 1;
                 }
             }
@@ -490,11 +492,11 @@ struct Outcome {
 
 /// The output of one step of a sequence: the token that follows what it has, and on while its draft is right. The logits
 /// begin at `first_row`.
-fn verify(sequence: &Sequence, rows: &LogitRows, first_row: usize) -> Vec<u32> {
+fn verify(sampler: &mut Sampler, sequence: &Sequence, rows: &LogitRows, first_row: usize) -> Vec<u32> {
     let mut tokens = Vec::new();
     for drafted in sequence.speculation.draft().iter().map(Some).chain([None]) {
         let position = (sequence.tokens.len() + tokens.len()) as u64;
-        let token = sample(rows.row(first_row + tokens.len()), &sequence.sampling, position).token;
+        let token = sampler.sample(rows.row(first_row + tokens.len()), &sequence.sampling, position);
         tokens.push(token);
         if drafted != Some(&token) {
             break;

@@ -5,7 +5,9 @@ use std::collections::HashSet;
 use kernels::linear::{self, Linear, Source};
 use kernels::pool::ThreadPool;
 use kernels::quant;
-use model::gguf::{self, Gguf, Tensor};
+use model::checkpoint::{self, Checkpoint};
+use model::dims::ROPE_DIVISORS;
+use model::tensor::Tensor;
 
 use crate::shape::{self, ModelShape};
 
@@ -15,14 +17,14 @@ pub enum Error {
     #[error(transparent)]
     Shape(#[from] shape::Error),
     #[error(transparent)]
-    File(#[from] gguf::Error),
+    File(#[from] checkpoint::Error),
     #[error("tensor `{name}` has dimensions {found:?}, the model's sizes ask for {expected:?}")]
     Dimensions { name: String, found: Vec<u64>, expected: Vec<u64> },
     #[error("tensor `{name}`: {source}")]
     Format { name: String, source: linear::Error },
     /// Running without it would give wrong results, not an error.
-    #[error("tensor `{0}` is not part of the llama architecture as this engine knows it")]
-    UnknownTensor(String),
+    #[error("tensor `{name}` is not part of the {architecture} architecture as this engine knows it")]
+    UnknownTensor { name: String, architecture: &'static str },
 }
 
 /// All weights of a model.
@@ -45,6 +47,10 @@ pub(crate) struct Layer {
     pub(crate) attention_norm: Vec<f32>,
     /// Queries, keys, values stacked: `[(n_heads + 2 n_kv_heads) x head_dim][d_model]`.
     pub(crate) qkv: Linear,
+    /// Added to the product with `qkv`: `[(n_heads + 2 n_kv_heads) x head_dim]`, or empty.
+    pub(crate) qkv_bias: Vec<f32>,
+    /// Norms of each query and each key head, `[head_dim]`, where the architecture has them.
+    pub(crate) qk_norms: Option<[Vec<f32>; 2]>,
     /// `[d_model][n_heads x head_dim]`.
     pub(crate) attention_output: Linear,
     /// `[d_model]`.
@@ -56,17 +62,18 @@ pub(crate) struct Layer {
 }
 
 impl Weights {
-    /// Reads and packs everything; every tensor of the file must be used.
-    pub fn load(gguf: &Gguf, pool: &ThreadPool) -> Result<Self, Error> {
-        let shape = ModelShape::read(gguf)?;
-        let mut loader = Loader { gguf, pool, used: HashSet::new() };
+    /// Reads and packs everything; every tensor of the model must be used.
+    pub fn load(checkpoint: &Checkpoint, pool: &ThreadPool) -> Result<Self, Error> {
+        let shape = ModelShape::read(checkpoint)?;
+        let mut loader = Loader { checkpoint, pool, used: HashSet::new() };
         let embedding = loader.linear(&[("token_embd.weight", shape.vocab)], shape.d_model)?;
         let layers = (0..shape.n_layers).map(|i| loader.layer(i, &shape)).collect::<Result<_, _>>()?;
-        let output_norm = loader.norm("output_norm.weight", shape.d_model)?;
-        let has_output = gguf.tensors().any(|tensor| tensor.name == "output.weight");
-        let output = has_output.then(|| loader.linear(&[("output.weight", shape.vocab)], shape.d_model));
-        let output = output.transpose()?;
-        loader.check_all_used()?;
+        let output_norm = loader.vector("output_norm.weight", shape.d_model)?;
+        let output = match shape.tied_head {
+            true => None,
+            false => Some(loader.linear(&[("output.weight", shape.vocab)], shape.d_model)?),
+        };
+        loader.check_all_used(&shape)?;
         Ok(Self { shape, embedding, layers, output_norm, output })
     }
 
@@ -88,7 +95,7 @@ impl Weights {
 }
 
 struct Loader<'a> {
-    gguf: &'a Gguf,
+    checkpoint: &'a Checkpoint,
     pool: &'a ThreadPool,
     used: HashSet<String>,
 }
@@ -96,17 +103,34 @@ struct Loader<'a> {
 impl<'a> Loader<'a> {
     fn layer(&mut self, layer_idx: usize, shape: &ModelShape) -> Result<Layer, Error> {
         let name = |part: &str| format!("blk.{layer_idx}.{part}.weight");
-        let (d_model, d_kv) = (shape.d_model, shape.n_kv_heads * shape.head_dim);
+        let (d_model, d_kv) = (shape.d_model, shape.d_kv());
         let (q, k, v) = (name("attn_q"), name("attn_k"), name("attn_v"));
         let (gate, up) = (name("ffn_gate"), name("ffn_up"));
         Ok(Layer {
-            attention_norm: self.norm(&name("attn_norm"), d_model)?,
+            attention_norm: self.vector(&name("attn_norm"), d_model)?,
             qkv: self.linear(&[(&q, shape.d_attention()), (&k, d_kv), (&v, d_kv)], d_model)?,
+            qkv_bias: match shape.architecture.has_qkv_bias() {
+                true => self.qkv_bias(layer_idx, shape)?,
+                false => Vec::new(),
+            },
+            qk_norms: match shape.architecture.has_qk_norm() {
+                true => Some([
+                    self.vector(&name("attn_q_norm"), shape.head_dim)?,
+                    self.vector(&name("attn_k_norm"), shape.head_dim)?,
+                ]),
+                false => None,
+            },
             attention_output: self.linear(&[(&name("attn_output"), d_model)], shape.d_attention())?,
-            ffn_norm: self.norm(&name("ffn_norm"), d_model)?,
+            ffn_norm: self.vector(&name("ffn_norm"), d_model)?,
             gate_up: self.linear(&[(&gate, shape.d_ffn), (&up, shape.d_ffn)], d_model)?,
             down: self.linear(&[(&name("ffn_down"), d_model)], shape.d_ffn)?,
         })
+    }
+
+    fn qkv_bias(&mut self, layer_idx: usize, shape: &ModelShape) -> Result<Vec<f32>, Error> {
+        let widths = [("q", shape.d_attention()), ("k", shape.d_kv()), ("v", shape.d_kv())];
+        let part = |(part, width)| self.vector(&format!("blk.{layer_idx}.attn_{part}.bias"), width);
+        Ok(widths.map(part).into_iter().collect::<Result<Vec<_>, _>>()?.concat())
     }
 
     /// Stacks matrices, given as (name, rows).
@@ -122,27 +146,39 @@ impl<'a> Loader<'a> {
         })
     }
 
-    fn norm(&mut self, name: &str, len: usize) -> Result<Vec<f32>, Error> {
+    fn vector(&mut self, name: &str, len: usize) -> Result<Vec<f32>, Error> {
         let tensor = self.tensor(name, &[len as u64])?;
         decode(&tensor)
     }
 
     fn tensor(&mut self, name: &str, shape: &[u64]) -> Result<Tensor<'a>, Error> {
         self.used.insert(name.to_owned());
-        tensor_of_shape(self.gguf, name, shape)
+        tensor_of_shape(self.checkpoint, name, shape)
     }
 
-    fn check_all_used(&self) -> Result<(), Error> {
-        match self.gguf.tensors().find(|tensor| !self.used.contains(&tensor.name)) {
-            Some(tensor) => Err(Error::UnknownTensor(tensor.name.clone())),
+    fn check_all_used(&self, shape: &ModelShape) -> Result<(), Error> {
+        let is_known = |name: &str| {
+            // It went into the sizes.
+            let is_divisors = name == ROPE_DIVISORS && !shape.rope_divisors.is_empty();
+            is_divisors || self.used.contains(name)
+        };
+        match self.checkpoint.tensors().into_iter().find(|tensor| !is_known(&tensor.name)) {
+            Some(tensor) => {
+                let architecture = shape.architecture.name();
+                Err(Error::UnknownTensor { name: tensor.name.clone(), architecture })
+            }
             None => Ok(()),
         }
     }
 }
 
 /// The tensor, if it has these dimensions (fastest first).
-pub(crate) fn tensor_of_shape<'a>(gguf: &'a Gguf, name: &str, expected: &[u64]) -> Result<Tensor<'a>, Error> {
-    let tensor = gguf.tensor(name)?;
+pub(crate) fn tensor_of_shape<'a>(
+    checkpoint: &'a Checkpoint,
+    name: &str,
+    expected: &[u64],
+) -> Result<Tensor<'a>, Error> {
+    let tensor = checkpoint.tensor(name)?;
     if tensor.shape != expected {
         let (found, expected) = (tensor.shape.to_vec(), expected.to_vec());
         return Err(Error::Dimensions { name: name.to_owned(), found, expected });

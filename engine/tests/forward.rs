@@ -11,12 +11,12 @@ use std::sync::{Arc, LazyLock};
 use engine::arena::KvArena;
 use engine::forward::{Forward, LogitRows, Logits, Slice};
 use engine::reference::Reference;
-use engine::sample::{SamplingParams, sample};
+use engine::sample::{Sampler, SamplingParams};
 use engine::weights::Weights;
 use kernels::attention::BLOCK_TOKENS;
 use kernels::isa::Isa;
 use kernels::pool::ThreadPool;
-use model::gguf::Gguf;
+use model::checkpoint::Checkpoint;
 use model::reference::ModelRef;
 use serde::Deserialize;
 
@@ -38,7 +38,8 @@ const NEAR_TIE: f32 = 0.1;
 /// "unicode" continues a nonsense prompt; llama.cpp leaves the reference at a gap of 0.39 there.
 const UNICODE_NEAR_TIE: f32 = 0.4;
 
-static MODEL: LazyLock<Gguf> = LazyLock::new(|| Gguf::open(&find()).expect("the test model is a GGUF file"));
+static MODEL: LazyLock<Checkpoint> =
+    LazyLock::new(|| Checkpoint::open(&find()).expect("the test model is a GGUF file"));
 static WEIGHTS: LazyLock<Arc<Weights>> =
     LazyLock::new(|| Arc::new(Weights::load(&MODEL, &pool(2)).expect("the test model is supported")));
 static PROMPTS: LazyLock<Vec<Prompt>> = LazyLock::new(|| {
@@ -122,7 +123,7 @@ impl Runner {
             let slice = Slice { tokens: &tokens, start, blocks: &blocks, logits: Logits::Last };
             let logits = self.step(&[slice]);
             start += tokens.len();
-            tokens = vec![sample(logits.row(0), &SamplingParams::GREEDY, start as u64).token];
+            tokens = vec![Sampler::default().sample(logits.row(0), &SamplingParams::GREEDY, start as u64)];
             out.extend(&tokens);
         }
         out

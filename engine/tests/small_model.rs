@@ -11,7 +11,7 @@ use engine::reference::Reference;
 use engine::weights::Weights;
 use kernels::pool::ThreadPool;
 use kernels::quant::DType;
-use model::gguf::Gguf;
+use model::checkpoint::Checkpoint;
 
 const D_MODEL: u64 = 64;
 const D_FFN: u64 = 96;
@@ -59,10 +59,10 @@ impl File {
     }
 
     /// Writes it under `name` and opens it.
-    fn open(&self, name: &str) -> Gguf {
+    fn open(&self, name: &str) -> Checkpoint {
         let path = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("{name}.gguf"));
         fs::write(&path, self.bytes()).expect("the target directory is writable");
-        Gguf::open(&path).expect("the file is well-formed")
+        Checkpoint::open(&path).expect("the file is well-formed")
     }
 
     fn bytes(&self) -> Vec<u8> {
@@ -189,7 +189,11 @@ fn files_that_would_run_wrongly_are_refused_by_name() {
         let error = load(&file, &format!("refused_{what}")).expect_err("the file is refused").to_string();
         assert!(error.contains(expected), "{what}: {error}");
     };
-    check("architecture", &|f| f.architecture = "gpt2", "`gpt2` is not supported; supported: llama");
+    check(
+        "architecture",
+        &|f| f.architecture = "gpt2",
+        "`gpt2` is not supported; supported: llama, qwen2, qwen3",
+    );
     check("missing", &|f| drop(f.tensors.pop()), "blk.1.ffn_down.weight");
     check("dims", &|f| f.tensors[2].2 = vec![D_MODEL + 1], "blk.0.attn_norm.weight");
     let k_quant = |f: &mut File| {
@@ -203,9 +207,9 @@ fn files_that_would_run_wrongly_are_refused_by_name() {
         "blk.0.attn_q.bias",
     );
     check("rope", &|f| f.sizes.push(("rope.dimension_count", 8)), "llama.rope.dimension_count");
-    check("heads", &|f| f.sizes[4].1 = 3, "llama.attention.head_count_kv");
-    check("zero", &|f| f.sizes[3].1 = 0, "llama.attention.key_length");
-    check("ffn", &|f| f.sizes[2].1 = 100, "llama.feed_forward_length");
+    check("heads", &|f| f.sizes[4].1 = 3, "attention.head_count_kv");
+    check("zero", &|f| f.sizes[3].1 = 0, "attention.key_length");
+    check("ffn", &|f| f.sizes[2].1 = 100, "feed_forward_length");
 }
 
 #[test]

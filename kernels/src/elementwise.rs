@@ -76,41 +76,53 @@ impl Op for SiluMul<'_> {
 pub enum RopeLayout {
     /// (0, 1), (2, 3), ...: GGUF files of the llama architecture.
     Adjacent,
-    /// (0, n/2), (1, n/2 + 1), ...: NeoX, Qwen2.
+    /// (0, n/2), (1, n/2 + 1), ...: GPT-NeoX, Qwen, and every architecture in safetensors.
     HalfSplit,
 }
 
-/// Rotary position embedding: pair i of a head turns by position x base^(-2i / head_dim) radians.
+/// Cosine and sine of a pair's angle.
+pub type Turn = (f32, f32);
+
+/// Rotary position embedding: pair i of a head turns by position x base^(-2i / head_dim) / divisor i radians.
+///
+/// There is no table over the context, which for 128 k positions would be tens of MB: a step computes the turns of its
+/// own positions once and uses them in every layer.
 #[derive(Debug)]
 pub struct Rope {
     layout: RopeLayout,
-    /// `[position][head_dim / 2]` of (cos, sin).
-    turns: Vec<(f32, f32)>,
-    half: usize,
+    /// Radians per position of every pair.
+    frequencies: Vec<f64>,
 }
 
 impl Rope {
-    /// A table for positions `0..n_positions`.
-    pub fn new(layout: RopeLayout, base: f32, head_dim: usize, n_positions: usize) -> Self {
+    /// `divisors` is `[head_dim / 2]`, or empty when no frequency is scaled.
+    pub fn new(layout: RopeLayout, base: f32, head_dim: usize, divisors: &[f32]) -> Self {
         let half = head_dim / 2;
-        let turn = |position: usize, i: usize| {
-            let frequency = f64::from(base).powf(-2.0 * i as f64 / head_dim as f64);
-            let (sin, cos) = (position as f64 * frequency).sin_cos();
-            (cos as f32, sin as f32)
+        assert!(divisors.is_empty() || divisors.len() == half, "a divisor per pair");
+        let frequency = |i: usize| {
+            let divisor = divisors.get(i).copied().map_or(1.0, f64::from);
+            f64::from(base).powf(-2.0 * i as f64 / head_dim as f64) / divisor
         };
-        let turns = (0..n_positions).flat_map(|p| (0..half).map(move |i| turn(p, i))).collect();
-        Self { layout, turns, half }
+        Self { layout, frequencies: (0..half).map(frequency).collect() }
     }
 
-    /// Positions the table covers.
-    pub fn n_positions(&self) -> usize {
-        self.turns.len() / self.half
+    /// Turns of one position: `head_dim / 2`.
+    pub fn n_turns(&self) -> usize {
+        self.frequencies.len()
     }
 
-    /// Turns every head of `heads`, `[n_heads][head_dim]`, by `position` and multiplies it by `scale`.
-    pub fn turn(&self, position: usize, scale: f32, heads: &mut [f32]) {
-        let turns = &self.turns[position * self.half..][..self.half];
-        for head in heads.chunks_exact_mut(2 * self.half) {
+    /// Writes the turns of `position` to `out`, `[n_turns]`.
+    pub fn turns_at(&self, position: usize, out: &mut [Turn]) {
+        for (out, frequency) in out.iter_mut().zip(&self.frequencies) {
+            let (sin, cos) = (position as f64 * frequency).sin_cos();
+            *out = (cos as f32, sin as f32);
+        }
+    }
+
+    /// Turns every head of `heads`, `[n_heads][head_dim]`, by `turns` and multiplies it by `scale`.
+    pub fn turn(&self, turns: &[Turn], scale: f32, heads: &mut [f32]) {
+        let half = self.n_turns();
+        for head in heads.chunks_exact_mut(2 * half) {
             match self.layout {
                 RopeLayout::Adjacent => {
                     for (pair, &turn) in head.as_chunks_mut::<2>().0.iter_mut().zip(turns) {
@@ -118,7 +130,7 @@ impl Rope {
                     }
                 }
                 RopeLayout::HalfSplit => {
-                    let (low, high) = head.split_at_mut(self.half);
+                    let (low, high) = head.split_at_mut(half);
                     for ((a, b), &turn) in low.iter_mut().zip(high).zip(turns) {
                         [*a, *b] = turned(*a, *b, turn, scale);
                     }
@@ -129,6 +141,6 @@ impl Rope {
 }
 
 #[inline(always)]
-fn turned(a: f32, b: f32, (cos, sin): (f32, f32), scale: f32) -> [f32; 2] {
+fn turned(a: f32, b: f32, (cos, sin): Turn, scale: f32) -> [f32; 2] {
     [(a * cos - b * sin) * scale, (a * sin + b * cos) * scale]
 }

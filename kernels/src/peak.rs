@@ -45,7 +45,9 @@ impl Op for Bytes {
         for _ in 0..black_box(N_ROUNDS) {
             acc = acc.map(|acc| s.dot_bytes(acc, w, x));
         }
-        acc.map(|acc| black_box(s.sum(s.to_f32(acc))));
+        for acc in acc {
+            black_box(s.sum(s.to_f32(acc)));
+        }
     }
 }
 
@@ -61,6 +63,8 @@ impl Op for Floats {
         for _ in 0..black_box(N_ROUNDS) {
             acc = acc.map(|acc| s.fma(acc, w, w));
         }
-        acc.map(|acc| black_box(s.sum(acc)));
+        for acc in acc {
+            black_box(s.sum(acc));
+        }
     }
 }

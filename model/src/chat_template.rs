@@ -11,15 +11,17 @@ use std::fmt;
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::Value;
 use minijinja::{Environment, ErrorKind, context};
+use serde::Deserialize;
 
-use crate::gguf::Gguf;
+use crate::checkpoint::Checkpoint;
+use crate::tokenizer::Tokenizer;
 
 const NAME: &str = "chat_template";
 
 /// Why a template cannot be used or refuses a dialogue.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    #[error("the model file has no chat template (key tokenizer.chat_template): use an instruct model")]
+    #[error("the model has no chat template (`chat_template`): use an instruct model")]
     Missing,
     #[error("the model's chat template is not valid: {0}")]
     Syntax(String),
@@ -88,19 +90,16 @@ impl ChatTemplate {
         })
     }
 
-    /// The template that `gguf` carries.
+    /// The template that the files of `checkpoint` carry.
     ///
     /// # Errors
     /// [`Error::Missing`] for a base model, [`Error::Syntax`].
-    pub fn from_gguf(gguf: &Gguf) -> Result<Self, Error> {
-        let source = gguf.str("tokenizer.chat_template").map_err(|_| Error::Missing)?;
-        let text = |which: &str| {
-            let id = gguf.u32(&format!("tokenizer.ggml.{which}_token_id")).ok()?;
-            gguf.strings("tokenizer.ggml.tokens").ok()?.get(id as usize)
+    pub fn read(checkpoint: &Checkpoint, tokenizer: &Tokenizer) -> Result<Self, Error> {
+        let text = |id: Option<u32>| {
+            id.map_or_else(String::new, |id| String::from_utf8_lossy(tokenizer.token_bytes(id)).into_owned())
         };
-        let bos = text("bos").map_or("", String::as_str);
-        let eos = text("eos").map_or("", String::as_str);
-        Self::new(source, bos, eos)
+        let (bos, eos) = (text(tokenizer.bos_id()), text(tokenizer.eos_id()));
+        Self::new(&source(checkpoint).ok_or(Error::Missing)?, &bos, &eos)
     }
 
     /// The text of a whole dialogue.
@@ -148,6 +147,41 @@ impl ChatTemplate {
 impl fmt::Debug for ChatTemplate {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("ChatTemplate").finish_non_exhaustive()
+    }
+}
+
+/// `chat_template` of a `tokenizer_config.json`.
+#[derive(Deserialize)]
+struct Config {
+    chat_template: Templates,
+}
+
+/// One template, or several of which one is the default.
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Templates {
+    One(String),
+    Named(Vec<Named>),
+}
+
+#[derive(Deserialize)]
+struct Named {
+    name: String,
+    template: String,
+}
+
+fn source(checkpoint: &Checkpoint) -> Option<String> {
+    let texts = match checkpoint {
+        Checkpoint::Gguf(gguf) => return gguf.str("tokenizer.chat_template").ok().map(str::to_owned),
+        Checkpoint::Folder(folder) => &folder.texts,
+    };
+    if let Some(template) = &texts.template {
+        return String::from_utf8(template.clone()).ok();
+    }
+    let config: Config = serde_json::from_slice(texts.tokenizer_config.as_deref()?).ok()?;
+    match config.chat_template {
+        Templates::One(template) => Some(template),
+        Templates::Named(all) => all.into_iter().find(|one| one.name == "default").map(|one| one.template),
     }
 }
 

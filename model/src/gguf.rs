@@ -15,16 +15,13 @@ mod value;
 
 use std::collections::HashMap;
 use std::io;
-use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use kernels::mmap::MappedFile;
-use kernels::quant::DType;
+
+use crate::tensor::{Tensor, TensorInfo};
 
 pub use value::{Array, Value};
-
-/// Bytes of each tensor's start and end that enter the fingerprint.
-const FINGERPRINT_SAMPLE_BYTES: usize = 4096;
 
 /// Why a GGUF file, or something asked of it, is not usable. Messages name the key or tensor.
 #[derive(Debug, thiserror::Error)]
@@ -61,27 +58,6 @@ pub struct Gguf {
     header: Header,
 }
 
-/// What the file says of one tensor; its bytes come from [`Gguf::tensor`].
-#[derive(Debug, Clone)]
-pub struct TensorInfo {
-    pub name: String,
-    pub dtype: DType,
-    /// GGUF order: the fastest-moving dimension first (a row-major `[out, in]` matrix reads `[in, out]`).
-    pub shape: Vec<u64>,
-    /// Position of the bytes in the file.
-    bytes: Range<usize>,
-}
-
-/// One tensor: `data` holds exactly the bytes that `shape` and `dtype` call for.
-#[derive(Debug, Clone, Copy)]
-pub struct Tensor<'a> {
-    pub name: &'a str,
-    pub dtype: DType,
-    /// GGUF order: the fastest-moving dimension first.
-    pub shape: &'a [u64],
-    pub data: &'a [u8],
-}
-
 /// The parsed part of a file in front of its data.
 #[derive(Debug)]
 struct Header {
@@ -112,12 +88,7 @@ impl Gguf {
         let index =
             self.header.tensor_index.get(name).ok_or_else(|| Error::MissingTensor(name.to_owned()))?;
         let info = &self.header.tensors[*index];
-        Ok(Tensor {
-            name: &info.name,
-            dtype: info.dtype,
-            shape: &info.shape,
-            data: &self.file[info.bytes.clone()],
-        })
+        Ok(info.tensor(&self.file))
     }
 
     /// All tensors in file order.
@@ -177,10 +148,7 @@ impl Gguf {
         hasher.update(&(self.file.len() as u64).to_le_bytes());
         hasher.update(&self.file[..self.header.header_bytes]);
         for tensor in &self.header.tensors {
-            let data = &self.file[tensor.bytes.clone()];
-            let sample = data.len().min(FINGERPRINT_SAMPLE_BYTES);
-            hasher.update(&data[..sample]);
-            hasher.update(&data[data.len() - sample..]);
+            tensor.tensor(&self.file).sample(&mut hasher);
         }
         *hasher.finalize().as_bytes()
     }
@@ -193,18 +161,6 @@ impl Gguf {
     ) -> Result<T, Error> {
         let value = self.get(key).ok_or_else(|| Error::MissingKey(key.to_owned()))?;
         read(value).ok_or_else(|| Error::WrongType { key: key.to_owned(), expected, found: value.kind() })
-    }
-}
-
-impl TensorInfo {
-    /// Number of elements.
-    pub fn n_elements(&self) -> u64 {
-        self.shape.iter().product()
-    }
-
-    /// Bytes of the tensor's data.
-    pub fn n_bytes(&self) -> usize {
-        self.bytes.len()
     }
 }
 

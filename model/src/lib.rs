@@ -1,20 +1,26 @@
-//! Reads a model file: weights and metadata ([`gguf`]), tokenizer ([`tokenizer`], [`detokenize`]), chat template
+//! Reads a model's files ([`checkpoint`]): sizes ([`dims`]) and weights from GGUF ([`gguf`]) or from a folder with
+//! safetensors ([`folder`], [`safetensors`]), tokenizer ([`tokenizer`], [`detokenize`]), chat template
 //! ([`chat_template`], [`prompt`]); and finds the file that a reference names ([`reference`]).
 //!
 //! Nothing here is async, and nothing reads the environment.
 
 pub mod chat_template;
+pub mod checkpoint;
 pub mod detokenize;
+pub mod dims;
+pub mod folder;
 pub mod gguf;
 pub mod prompt;
 pub mod reference;
+pub mod safetensors;
+pub mod tensor;
 pub mod tokenizer;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use chat_template::ChatTemplate;
-use gguf::Gguf;
+use checkpoint::Checkpoint;
 use prompt::PromptBuilder;
 use tokenizer::Tokenizer;
 
@@ -25,7 +31,7 @@ const NAMELESS_STEMS: [&str; 3] = ["model", "ggml-model", "gguf"];
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     #[error("{}: {source}", path.display())]
-    Gguf { path: PathBuf, source: gguf::Error },
+    Checkpoint { path: PathBuf, source: checkpoint::Error },
     #[error("{}: {source}", path.display())]
     Tokenizer { path: PathBuf, source: tokenizer::Error },
     #[error("{}: {source}", path.display())]
@@ -45,28 +51,41 @@ pub struct TextModel {
 }
 
 impl TextModel {
-    /// Reads tokenizer and template from the GGUF file at `path`.
+    /// Reads tokenizer and template of the GGUF file or folder at `path`.
     ///
     /// # Errors
-    /// When the file cannot be read, or is of a kind that is not supported.
+    /// When the files cannot be read, or are of a kind that is not supported.
     pub fn open(path: &Path) -> Result<Self, Error> {
-        let of_gguf = |source| Error::Gguf { path: path.to_owned(), source };
+        let checkpoint =
+            Checkpoint::open(path).map_err(|source| Error::Checkpoint { path: path.to_owned(), source })?;
+        Self::new(&checkpoint, path)
+    }
+
+    /// Tokenizer and template of `checkpoint`, which was opened from `path`.
+    ///
+    /// # Errors
+    /// As for [`Self::open`].
+    pub fn new(checkpoint: &Checkpoint, path: &Path) -> Result<Self, Error> {
         let of_prompt = |source| Error::Prompt { path: path.to_owned(), source };
-        let gguf = Gguf::open(path).map_err(of_gguf)?;
-        let architecture = gguf.str("general.architecture").map_err(of_gguf)?;
-        let context_len = gguf.u32(&format!("{architecture}.context_length")).map_err(of_gguf)?;
-        let tokenizer = Tokenizer::new(&gguf)
+        let dims = checkpoint.dims().map_err(|source| Error::Checkpoint { path: path.to_owned(), source })?;
+        let context_len = u32::try_from(dims.context_len).unwrap_or(u32::MAX);
+        let tokenizer = Tokenizer::new(checkpoint)
             .map_err(|source| Error::Tokenizer { path: path.to_owned(), source })
             .map(Arc::new)?;
-        let template = ChatTemplate::from_gguf(&gguf).map_err(|error| of_prompt(error.into()))?;
+        let template = ChatTemplate::read(checkpoint, &tokenizer).map_err(|error| of_prompt(error.into()))?;
         let prompts = PromptBuilder::new(template, Arc::clone(&tokenizer)).map_err(of_prompt)?;
-        Ok(Self { tokenizer, prompts, name: name(path, &gguf), context_len, fingerprint: gguf.fingerprint() })
+        let (name, fingerprint) = (name(path, checkpoint), checkpoint.fingerprint());
+        Ok(Self { tokenizer, prompts, name, context_len, fingerprint })
     }
 }
 
 /// The file's name without its quantization, or the name in the metadata when the file's says nothing. (Converters write
 /// training labels such as `Smollm2 135M 8k Lc100K Mix1 Ep2` into the metadata, so the file's name comes first.)
-fn name(path: &Path, gguf: &Gguf) -> String {
+fn name(path: &Path, checkpoint: &Checkpoint) -> String {
+    let gguf = match checkpoint {
+        Checkpoint::Gguf(gguf) => gguf,
+        Checkpoint::Folder(folder) => return kebab(&folder.name()),
+    };
     let stem = kebab(&path.file_stem().unwrap_or_default().to_string_lossy());
     let stem = without_quantization(&stem);
     match gguf.str("general.name") {

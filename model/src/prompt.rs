@@ -132,6 +132,9 @@ impl PromptBuilder {
         let shape = self.inner.shape(end, new, reply)?;
         let mut ids = Vec::new();
         shape.fill(&self.inner.tokenizer, |index| &new[index].content, |_| &[], &mut ids);
+        if end == LogEnd::Empty {
+            self.inner.begin_with_bos(&mut ids);
+        }
         Ok(ids)
     }
 
@@ -161,6 +164,7 @@ impl PromptBuilder {
         };
         let mut ids = Vec::new();
         shape.fill(&self.inner.tokenizer, content, generated, &mut ids);
+        self.inner.begin_with_bos(&mut ids);
         Ok(ids)
     }
 }
@@ -179,6 +183,15 @@ fn without_retried<'a>(entries: &[Entry<'a>], reply: Reply) -> Vec<Entry<'a>> {
 }
 
 impl Inner {
+    /// Puts the first token of every dialogue in front when the model wants one and the template has not written it.
+    fn begin_with_bos(&self, ids: &mut Vec<u32>) {
+        if let Some(bos) = self.tokenizer.leading_bos()
+            && ids.first() != Some(&bos)
+        {
+            ids.insert(0, bos);
+        }
+    }
+
     /// The cached shape of an extension, or a new one.
     fn shape(&self, end: LogEnd, new: &[Message], reply: Reply) -> Result<Arc<Shape>, Error> {
         let messages = new.iter().map(|message| (message.role, message.content.is_empty())).collect();

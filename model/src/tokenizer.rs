@@ -1,4 +1,4 @@
-//! Byte-level BPE tokenizer built from the GGUF alone.
+//! Byte-level BPE tokenizer, built from what a GGUF file or a `tokenizer.json` says ([`source`]).
 //!
 //! Two ways to encode: [`Tokenizer::encode_ordinary`] for text of users and tools, in which nothing can become a
 //! special token, and [`Tokenizer::encode_with_specials`] for text that is trusted to contain markers.
@@ -7,6 +7,8 @@
 //! look-up, every other word goes through the merges of the `tokenizers` crate, whose results tests compare with.
 
 mod byte_level;
+mod json;
+mod source;
 mod split;
 
 use std::collections::HashMap;
@@ -17,30 +19,33 @@ use std::sync::atomic::{AtomicU8, Ordering};
 use tokenizers::Model as _;
 use tokenizers::models::bpe::{BPE, Vocab};
 
+use crate::checkpoint::Checkpoint;
 use crate::detokenize::ByteTable;
-use crate::gguf::{self, Gguf};
+use crate::gguf;
+use source::{Kind, Source};
 use split::{Specials, Splitter};
 
-/// End-of-turn markers of the model families, besides the file's `eos_token_id`.
+/// End-of-turn markers of the model families, besides those that the files name.
 const END_OF_TURN_TEXTS: [&str; 3] = ["<|im_end|>", "<|endoftext|>", "<|eot_id|>"];
 
 /// The largest vocabularies take about 3 MB.
 const MAX_VOCABULARY_BYTES: usize = 256 << 20;
-
-/// `tokenizer.ggml.token_type` of a token that controls the model and is never text.
-const TYPE_CONTROL: i64 = 3;
-/// `tokenizer.ggml.token_type` of an added token that is text all the same, such as `<think>`.
-const TYPE_USER_DEFINED: i64 = 4;
 
 /// Why a tokenizer cannot be built from a file.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     #[error(transparent)]
     Gguf(#[from] gguf::Error),
-    #[error("tokenizer model `{0}` is not supported (supported: gpt2, that is byte-level BPE)")]
+    #[error("tokenizer.json: {0}")]
+    Json(#[from] serde_json::Error),
+    #[error("{file}: {source}")]
+    SideFile { file: &'static str, source: serde_json::Error },
+    #[error("tokenizer model `{0}` is not supported (supported: byte-level BPE, which GGUF calls gpt2)")]
     UnsupportedModel(String),
     #[error("pre-tokenizer `{found}` is not supported (supported: {supported})")]
     UnsupportedPreTokenizer { found: String, supported: String },
+    #[error("tokenizer feature {0} is not supported")]
+    UnsupportedFeature(String),
     #[error("the vocabulary is inconsistent: {0}")]
     Inconsistent(String),
 }
@@ -66,6 +71,8 @@ pub struct Tokenizer {
     specials: Specials,
     end_of_turn: Vec<u32>,
     bos: Option<u32>,
+    /// Every dialogue begins with `bos`, whether the chat template writes it or not.
+    adds_bos: bool,
     eos: Option<u32>,
 }
 
@@ -80,47 +87,40 @@ enum Canonical {
 }
 
 impl Tokenizer {
-    /// Builds the tokenizer that `gguf` describes.
+    /// Builds the tokenizer that the files of `checkpoint` describe.
     ///
     /// # Errors
-    /// Missing keys, and models or pre-tokenizers other than the supported ones, by name.
-    pub fn new(gguf: &Gguf) -> Result<Self, Error> {
-        let model = gguf.str("tokenizer.ggml.model")?;
-        if model != "gpt2" {
-            return Err(Error::UnsupportedModel(model.to_owned()));
+    /// Missing keys, and models, pre-tokenizers and features other than the supported ones, by name.
+    pub fn new(checkpoint: &Checkpoint) -> Result<Self, Error> {
+        match checkpoint {
+            Checkpoint::Gguf(gguf) => Self::of(&source::of_gguf(gguf)?),
+            Checkpoint::Folder(folder) => Self::of(&json::Files::parse(&folder.texts)?.source()?),
         }
-        let splitter = Splitter::new(gguf.str("tokenizer.ggml.pre")?)?;
-        let tokens = gguf.strings("tokenizer.ggml.tokens")?;
-        let kinds = gguf.ints("tokenizer.ggml.token_type")?;
-        if kinds.len() != tokens.len() {
-            let problem = format!("{} tokens but {} token types", tokens.len(), kinds.len());
-            return Err(Error::Inconsistent(problem));
-        }
-        if tokens.iter().map(String::len).sum::<usize>() > MAX_VOCABULARY_BYTES {
-            return Err(Error::Inconsistent(format!(
-                "its tokens are longer than {MAX_VOCABULARY_BYTES} bytes in all"
-            )));
-        }
-        let (bos, eos) = (token_id(gguf, "bos", tokens.len())?, token_id(gguf, "eos", tokens.len())?);
-        let specials = Specials::new(special_tokens(tokens, kinds))?;
-        let bytes = Arc::new(ByteTable::new(tokens.iter().zip(kinds).map(|(token, kind)| match *kind {
-            TYPE_CONTROL => (token.as_bytes().to_vec(), true),
-            TYPE_USER_DEFINED => (token.as_bytes().to_vec(), false),
-            _ => (byte_level::to_bytes(token), false),
+    }
+
+    fn of(source: &Source<'_>) -> Result<Self, Error> {
+        source.check()?;
+        let splitter = Splitter::new(source.pattern);
+        let specials = Specials::new(source.special_tokens())?;
+        let bytes = Arc::new(ByteTable::new(source.tokens.iter().map(|(text, kind)| match kind {
+            Kind::Control => (text.as_bytes().to_vec(), true),
+            Kind::UserDefined => (text.as_bytes().to_vec(), false),
+            Kind::Ordinary => (byte_level::to_bytes(text), false),
         })));
         let ordinary = |id: &u32| specials.by_id(*id).is_none();
         let by_bytes =
             (0..bytes.n_tokens()).filter(ordinary).map(|id| (bytes.bytes(id).to_vec(), id)).collect();
         Ok(Self {
             by_bytes,
-            canonical: std::iter::repeat_with(AtomicU8::default).take(tokens.len()).collect(),
-            merges: merges(tokens, gguf.strings("tokenizer.ggml.merges")?, &splitter)?,
-            end_of_turn: end_of_turn(eos, &specials),
+            canonical: std::iter::repeat_with(AtomicU8::default).take(source.tokens.len()).collect(),
+            merges: merges(source)?,
+            end_of_turn: end_of_turn(source, &specials),
             bytes,
             splitter,
             specials,
-            bos,
-            eos,
+            bos: source.bos,
+            adds_bos: source.adds_bos,
+            eos: source.eos,
         })
     }
 
@@ -195,6 +195,11 @@ impl Tokenizer {
         self.bos
     }
 
+    /// What every dialogue has to begin with.
+    pub(crate) fn leading_bos(&self) -> Option<u32> {
+        self.bos.filter(|_| self.adds_bos)
+    }
+
     pub fn eos_id(&self) -> Option<u32> {
         self.eos
     }
@@ -241,46 +246,23 @@ impl fmt::Debug for Tokenizer {
     }
 }
 
-fn token_id(gguf: &Gguf, which: &str, n_tokens: usize) -> Result<Option<u32>, Error> {
-    let key = format!("tokenizer.ggml.{which}_token_id");
-    if gguf.get(&key).is_none() {
-        return Ok(None);
-    }
-    let id = gguf.u32(&key)?;
-    if id as usize >= n_tokens {
-        return Err(Error::Inconsistent(format!("`{key}` is {id}, but there are {n_tokens} tokens")));
-    }
-    Ok(Some(id))
-}
-
-fn special_tokens(tokens: &[String], kinds: &[i64]) -> Vec<SpecialToken> {
-    let special = |(id, (text, kind)): (usize, (&String, &i64))| {
-        let special = matches!(*kind, TYPE_CONTROL | TYPE_USER_DEFINED) && !text.is_empty();
-        special.then(|| SpecialToken { id: id as u32, text: text.clone(), control: *kind == TYPE_CONTROL })
-    };
-    tokens.iter().zip(kinds).enumerate().filter_map(special).collect()
-}
-
-fn end_of_turn(eos: Option<u32>, specials: &Specials) -> Vec<u32> {
+fn end_of_turn(source: &Source<'_>, specials: &Specials) -> Vec<u32> {
     let control = |text: &&str| specials.all().iter().find(|token| token.control && token.text == **text);
-    let mut ids: Vec<u32> = eos.into_iter().collect();
+    let mut ids = source.ends.clone();
+    ids.extend(source.eos);
     ids.extend(END_OF_TURN_TEXTS.iter().filter_map(control).map(|token| token.id));
     ids.sort_unstable();
     ids.dedup();
     ids
 }
 
-fn merges(tokens: &[String], merges: &[String], splitter: &Splitter) -> Result<BPE, Error> {
-    let vocab: Vocab = tokens.iter().enumerate().map(|(id, token)| (token.clone(), id as u32)).collect();
-    let pairs = merges.iter().map(|merge| {
-        let (left, right) = merge.split_once(' ').ok_or_else(|| {
-            Error::Inconsistent(format!("the merge `{merge}` is not two tokens with a space between them"))
-        })?;
-        Ok((left.to_owned(), right.to_owned()))
-    });
+fn merges(source: &Source<'_>) -> Result<BPE, Error> {
+    let vocab: Vocab =
+        source.tokens.iter().enumerate().map(|(id, (text, _))| ((*text).to_owned(), id as u32)).collect();
+    let pairs = source.merges.iter().map(|(left, right)| ((*left).to_owned(), (*right).to_owned()));
     BPE::builder()
-        .vocab_and_merges(vocab, pairs.collect::<Result<_, Error>>()?)
-        .ignore_merges(splitter.ignores_merges())
+        .vocab_and_merges(vocab, pairs.collect())
+        .ignore_merges(source.ignores_merges)
         .build()
         .map_err(|e| Error::Inconsistent(format!("the merges do not fit the tokens: {e}")))
 }

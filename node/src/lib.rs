@@ -5,6 +5,7 @@ pub mod cli;
 pub mod client;
 pub mod config;
 pub mod health;
+mod loading;
 pub mod models;
 pub mod roles;
 pub mod self_check;

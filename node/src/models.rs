@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 use engine::shape::ModelShape;
 use model::TextModel;
-use model::gguf::Gguf;
+use model::checkpoint::Checkpoint;
 use model::reference::Progress;
 
 use crate::cli::{ModelAction, ModelArgs, ModelChoice};
@@ -105,11 +105,11 @@ fn of(total: Option<u64>) -> String {
 }
 
 fn info(path: &Path) -> anyhow::Result<String> {
-    let gguf = Gguf::open(path).with_context(|| path.display().to_string())?;
-    let shape = ModelShape::read(&gguf)?;
-    let text = TextModel::open(path)?;
+    let checkpoint = Checkpoint::open(path).with_context(|| path.display().to_string())?;
+    let shape = ModelShape::read(&checkpoint)?;
+    let text = TextModel::new(&checkpoint, path)?;
     let mut kinds = std::collections::BTreeMap::new();
-    for tensor in gguf.tensors() {
+    for tensor in checkpoint.tensors() {
         let (n, bytes) = kinds.entry(format!("{:?}", tensor.dtype)).or_insert((0_usize, 0_u64));
         *n += 1;
         *bytes += tensor.n_bytes() as u64;
@@ -120,9 +120,9 @@ fn info(path: &Path) -> anyhow::Result<String> {
     let kv_token = shape.kv_geometry().bytes_per_block() / kv::BLOCK_TOKENS;
     let rows = [
         ("model", text.name.clone()),
-        ("file", path.display().to_string()),
+        ("path", path.display().to_string()),
         ("fingerprint", fingerprint),
-        ("architecture", gguf.str("general.architecture")?.to_owned()),
+        ("architecture", shape.architecture.name().to_owned()),
         ("layers, width, ffn", format!("{}, {}, {}", shape.n_layers, shape.d_model, shape.d_ffn)),
         ("heads, kv heads, head dim", format!("{}, {}, {}", shape.n_heads, shape.n_kv_heads, shape.head_dim)),
         ("context", format!("{} tokens", shape.context_len)),

@@ -1,30 +1,24 @@
 //! Starts roles: binds the port, loads the model, and hands both to the role's `run`.
 
 use std::net::SocketAddr;
-use std::num::NonZeroUsize;
-use std::path::Path;
 use std::sync::Arc;
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use anyhow::Context;
 use axum::Router;
-use engine::speculate::head::DraftHead;
-use engine::weights::Weights;
-use engine::{Drafter, Engine, EngineConfig, Model};
+use engine::{Engine, EngineConfig};
 use kernels::isa::Isa;
-use kernels::pool::ThreadPool;
 use kv::transfer::LocalPorts;
 use model::TextModel;
-use model::gguf::Gguf;
 use proto::v1;
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
 use crate::cli::{
-    ApiArgs, DrainArgs, EngineArgs, GatewayArgs, ModelChoice, PlanArgs, RouterArgs, Speculation, WorkerArgs,
+    ApiArgs, DrainArgs, EngineArgs, GatewayArgs, KvDtype, PlanArgs, RouterArgs, Speculation, WorkerArgs,
 };
 use crate::health::{self, Ready};
+use crate::loading::{self, Loaded};
 use crate::models;
 use crate::telemetry::Telemetry;
 
@@ -69,15 +63,6 @@ impl WorkerRole {
             Self::Decode => 64,
         }
     }
-}
-
-/// A model in memory and the threads that run it, shared by all workers of the process.
-#[derive(Debug, Clone)]
-pub struct Loaded {
-    model: Model,
-    /// One pool: the engines' parallel regions take turns on the cores instead of fighting for them.
-    threads: Arc<ThreadPool>,
-    pub(crate) name: String,
 }
 
 /// Binds `address`.
@@ -150,7 +135,7 @@ pub async fn run_gateway(args: GatewayArgs, telemetry: &Telemetry) -> anyhow::Re
     let listener = bind(args.listen).await?;
     let address = listener.local_addr()?;
     let path = models::fetch(&args.model).await?;
-    let text = open_text(&path).await?;
+    let text = loading::open_text(&path).await?;
     tracing::info!(%address, model = text.name, routers = args.routers.join(","), "gateway serves");
     let config = gateway_config(&args.api, &args.drain, args.routers);
     let readiness = api_gateway::Readiness::default();
@@ -224,7 +209,7 @@ pub async fn run_worker(role: WorkerRole, args: WorkerArgs, telemetry: &Telemetr
     check_engine(&args.engine, 1)?;
     let listener = bind(args.listen).await?;
     let address = listener.local_addr()?;
-    let loaded = load(&args.model, &args.engine).await?;
+    let loaded = loading::load(&args.model, &args.engine).await?;
     let advertise = args.advertise.unwrap_or_else(|| format!("http://{address}"));
     let place = advertise.split_once("://").map_or(advertise.as_str(), |(_, place)| place);
     let id = args.id.unwrap_or_else(|| format!("{}-{place}", role.name()));
@@ -269,7 +254,11 @@ impl Worker {
     ) -> anyhow::Result<Self> {
         let threads = Arc::clone(&loaded.threads);
         let n_threads = threads.n_threads();
-        let geometry = loaded.model.weights.shape().kv_geometry();
+        let kv_dtype = match args.kv_dtype {
+            KvDtype::F16 => kernels::attention::KvDtype::F16,
+            KvDtype::I8 => kernels::attention::KvDtype::I8,
+        };
+        let geometry = loaded.model.weights.shape().kv_geometry().with_dtype(kv_dtype);
         let n_blocks = n_blocks(args, geometry.bytes_per_block())?;
         let step_tokens = if args.step_tokens == 0 { role.step_tokens() } else { args.step_tokens };
         let config = EngineConfig {
@@ -277,6 +266,7 @@ impl Worker {
             step_tokens,
             max_running: step_tokens,
             max_turns: args.max_worker_turns,
+            kv_dtype,
             speculate: role == WorkerRole::Decode && args.speculation != Speculation::Off,
         };
         let engine = Engine::start(loaded.model.clone(), threads, config, &id)?;
@@ -334,74 +324,6 @@ impl Worker {
         }
         Ok(())
     }
-}
-
-/// Fetches and loads a model, and what guesses ahead for it, off the runtime's threads.
-pub(crate) async fn load(choice: &ModelChoice, args: &EngineArgs) -> anyhow::Result<Loaded> {
-    let path = models::fetch(choice).await?;
-    let draft = match &args.draft_model {
-        Some(model) if args.speculation == Speculation::Auto => {
-            Some(models::fetch(&ModelChoice { model: model.clone(), ..choice.clone() }).await?)
-        }
-        _ => None,
-    };
-    let (n_threads, speculation) = (n_threads(args), args.speculation);
-    let began = Instant::now();
-    let loading = tokio::task::spawn_blocking(move || -> anyhow::Result<Loaded> {
-        let threads = Arc::new(ThreadPool::new(n_threads));
-        let weights = load_weights(&path, &threads)?;
-        let text = TextModel::open(&path)?;
-        let drafter = match (speculation, draft) {
-            (Speculation::Auto, Some(draft)) => Drafter::Model(load_draft(&draft, &text, &threads)?),
-            (Speculation::Auto, None) => {
-                DraftHead::built_in(&weights, &threads).map_or(Drafter::None, |head| Drafter::Head(Arc::new(head)))
-            }
-            (Speculation::Lookup | Speculation::Off, _) => Drafter::None,
-        };
-        let model = Model { weights, fingerprint: text.fingerprint, drafter };
-        Ok(Loaded { model, threads, name: text.name })
-    });
-    let loaded = loading.await.context("loading the model was interrupted")??;
-    let Model { weights, drafter, .. } = &loaded.model;
-    let mb = |bytes: usize| bytes / 1_000_000;
-    let (drafter, draft_mb) = match drafter {
-        Drafter::None => ("none", 0),
-        Drafter::Head(head) => ("head", mb(head.n_bytes())),
-        Drafter::Model(weights) => ("model", mb(weights.n_bytes())),
-    };
-    let (mb, ms) = (mb(weights.n_bytes()), began.elapsed().as_millis());
-    tracing::info!(model = loaded.name, mb, drafter, draft_mb, ms, "weights loaded");
-    Ok(loaded)
-}
-
-fn load_weights(path: &Path, threads: &ThreadPool) -> anyhow::Result<Arc<Weights>> {
-    let gguf = Gguf::open(path).with_context(|| path.display().to_string())?;
-    Ok(Arc::new(Weights::load(&gguf, threads).with_context(|| path.display().to_string())?))
-}
-
-/// Loads a draft model, which must speak the large model's language.
-fn load_draft(path: &Path, large: &TextModel, threads: &ThreadPool) -> anyhow::Result<Arc<Weights>> {
-    let draft = TextModel::open(path)?;
-    if !draft.tokenizer.same_vocabulary(&large.tokenizer) {
-        let message = format!(
-            "--draft-model {} has another vocabulary than {}: choose a smaller model of the same family",
-            draft.name, large.name
-        );
-        return Err(BadConfig(message).into());
-    }
-    load_weights(path, threads)
-}
-
-pub(crate) async fn open_text(path: &Path) -> anyhow::Result<TextModel> {
-    let path = path.to_owned();
-    Ok(tokio::task::spawn_blocking(move || TextModel::open(&path))
-        .await
-        .context("loading was interrupted")??)
-}
-
-fn n_threads(args: &EngineArgs) -> NonZeroUsize {
-    let cores = std::thread::available_parallelism().unwrap_or(NonZeroUsize::MIN);
-    NonZeroUsize::new(args.threads).unwrap_or(cores)
 }
 
 fn n_blocks(args: &EngineArgs, block_bytes: usize) -> anyhow::Result<u32> {

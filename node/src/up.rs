@@ -12,7 +12,8 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 use crate::cli::UpArgs;
-use crate::roles::{self, BadConfig, Host, Loaded, Worker, WorkerRole};
+use crate::loading::{self, Loaded};
+use crate::roles::{self, BadConfig, Host, Worker, WorkerRole};
 use crate::telemetry::Telemetry;
 use crate::{models, self_check};
 
@@ -71,9 +72,9 @@ pub async fn run(args: UpArgs, telemetry: &Telemetry) -> anyhow::Result<()> {
     let stopped = signalled.clone();
     let start = async {
         let path = models::fetch(&args.model).await?;
-        let text = roles::open_text(&path).await?;
+        let text = loading::open_text(&path).await?;
         let name = text.name.clone();
-        let loaded = roles::load(&args.model, &args.engine).await?;
+        let loaded = loading::load(&args.model, &args.engine).await?;
         let mut banner = String::new();
         let mut cluster = start(&args, &loaded, text, listener, telemetry, &mut banner).await?;
         cluster.ready().await?;

@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use anyhow::Context;
 use engine::{Engine, EngineConfig};
+use kernels::attention::KvDtype;
 use kv::transfer::LocalPorts;
 use proto::v1;
 use proto::v1::router_client::RouterClient;
@@ -159,6 +160,7 @@ impl Worker {
             step_tokens: 64,
             max_running: 64,
             max_turns: 256,
+            kv_dtype: KvDtype::F16,
             speculate: true,
         };
         let engine = Engine::start(MODEL.clone(), Arc::new(threads(1)), config, &name)?;

@@ -6,7 +6,7 @@ use std::sync::{Arc, LazyLock};
 
 use engine::arena::KvArena;
 use engine::forward::{Forward, Logits, Slice};
-use engine::sample::{SamplingParams, sample};
+use engine::sample::{Sampler, SamplingParams};
 use engine::speculate::head::DraftHead;
 use engine::weights::Weights;
 use engine::{Drafter, Model};
@@ -14,7 +14,7 @@ use kernels::pool::ThreadPool;
 use kv::BLOCK_TOKENS;
 use model::TextModel;
 use model::chat_template::{Message, Reply, Role};
-use model::gguf::Gguf;
+use model::checkpoint::Checkpoint;
 use model::prompt::Entry;
 use model::reference::ModelRef;
 
@@ -27,7 +27,7 @@ static PATH: LazyLock<PathBuf> = LazyLock::new(find);
 
 /// The weights, shared by all engines of all clusters.
 pub(crate) static WEIGHTS: LazyLock<Arc<Weights>> = LazyLock::new(|| {
-    let gguf = Gguf::open(&PATH).expect("the test model is a GGUF file");
+    let gguf = Checkpoint::open(&PATH).expect("the test model is a GGUF file");
     Arc::new(Weights::load(&gguf, &threads(2)).expect("the test model is supported"))
 });
 
@@ -116,7 +116,7 @@ impl Plain {
             let slice = Slice { tokens: chunk, start, blocks, logits: Logits::Last };
             let rows = self.forward.run(&mut self.arena, &[slice], &mut |_, _| ());
             let rows = rows.expect("the step is within the limits");
-            best = Some(sample(rows.row(0), &SamplingParams::GREEDY, 0).token);
+            best = Some(Sampler::default().sample(rows.row(0), &SamplingParams::GREEDY, 0));
         }
         best.expect("there was a token")
     }

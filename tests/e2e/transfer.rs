@@ -233,8 +233,14 @@ async fn pulled_blocks_continue_as_if_computed_here() -> anyhow::Result<()> {
     assert_eq!(ids.len() as u64, turn.usage("/input_tokens"));
     let hashes = hashes_of(&ids[..ids.len() - 1]);
 
-    let config =
-        EngineConfig { n_blocks: 50, step_tokens: 64, max_running: 8, max_turns: 8, speculate: true };
+    let config = EngineConfig {
+        n_blocks: 50,
+        step_tokens: 64,
+        max_running: 8,
+        max_turns: 8,
+        kv_dtype: KvDtype::F16,
+        speculate: true,
+    };
     let engine = Engine::start(MODEL.clone(), Arc::new(threads(1)), config, "puller")?;
     let (mut sequence, admitted) =
         Sequence::submit(&engine, ids.clone(), Fill::PullPrefix(hashes.len())).await?;

@@ -1,6 +1,6 @@
 """Eight clients at once with a common prefix: time to the first token, against a cold server.
 
-    ttft.py baton URL MODEL          an OpenAI Responses endpoint that runs already
+    ttft.py baton URL                an OpenAI Responses endpoint that runs already
     ttft.py llama.cpp MODEL.gguf N   starts the server of the package `xllamacpp` with N threads and eight slots
 
 Prints one line of JSON: {"p50": seconds, "max": seconds, "wall": seconds}.
@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 import urllib.parse
+import urllib.request
 
 N_CLIENTS = 8
 OUTPUT_TOKENS = 32
@@ -61,12 +62,14 @@ def question(i):
 
 if sys.argv[1] == "baton":
     url = urllib.parse.urlparse(sys.argv[2])
+    with urllib.request.urlopen(f"{sys.argv[2]}/v1/models") as models:
+        model = json.load(models)["data"][0]["id"]
     measure(
         url.hostname,
         url.port,
         "/v1/responses",
         lambda i: {
-            "model": sys.argv[3],
+            "model": model,
             "instructions": PREFIX,
             "input": question(i),
             "temperature": 0,

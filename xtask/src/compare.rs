@@ -221,9 +221,8 @@ fn baton_ttft(options: &Options, python: &Path) -> anyhow::Result<f64> {
     let banner = BufReader::new(cluster.stdout.take().context("it has an output")?);
     let began = Instant::now();
     let up = banner.lines().map_while(Result::ok).any(|line| line.starts_with("Ready after"));
-    let name = options.model.file_stem().unwrap_or_default().to_string_lossy().into_owned();
     let result = if up && began.elapsed() < Duration::from_secs(120) {
-        ttft(python, &["baton", &format!("http://{LISTEN}"), &name])
+        ttft(python, &["baton", &format!("http://{LISTEN}")])
     } else {
         Err(anyhow::anyhow!("baton up did not become ready"))
     };

@@ -1,5 +1,5 @@
-//! Commands longer than one line: `cargo xtask ci` runs what CI runs, `cargo xtask compare-llama-cpp` measures the engine
-//! against llama.cpp.
+//! Commands longer than one line: `cargo xtask ci` runs what CI runs, `cargo xtask fuzz <gguf|safetensors> [--seconds 60]
+//! [--seed 1]` opens mutated model files, `cargo xtask compare-llama-cpp MODEL.gguf` measures the engine against llama.cpp.
 
 mod compare;
 
@@ -16,18 +16,29 @@ const CI: [Check; 3] = [
     ("tests", &["test", "--workspace", "--locked"]),
 ];
 
+const FUZZ: [&str; 8] = ["run", "--release", "--locked", "-p", "model", "--example", "fuzz", "--"];
+
 fn main() -> anyhow::Result<()> {
     let args: Vec<String> = std::env::args().skip(1).collect();
-    match args.first().map(String::as_str) {
-        Some("ci") => CI.iter().try_for_each(run),
-        Some("compare-llama-cpp") => compare::run(&args[1..]),
-        _ => bail!("usage: cargo xtask ci | compare-llama-cpp MODEL.gguf"),
+    match args.split_first() {
+        Some((command, [])) if command == "ci" => {
+            CI.iter().try_for_each(|(what, args)| run(what, args.iter().copied()))
+        }
+        Some((command, rest)) if command == "fuzz" => {
+            run("fuzz", FUZZ.into_iter().chain(rest.iter().map(String::as_str)))
+        }
+        Some((command, rest)) if command == "compare-llama-cpp" => compare::run(rest),
+        _ => bail!(
+            "usage: cargo xtask ci | fuzz <gguf|safetensors> [--seconds N] [--seed N] | \
+             compare-llama-cpp MODEL.gguf [--rounds N] [--server]"
+        ),
     }
 }
 
-fn run((what, args): &Check) -> anyhow::Result<()> {
+fn run<'a>(what: &str, args: impl Iterator<Item = &'a str>) -> anyhow::Result<()> {
+    let args: Vec<&str> = args.collect();
     let status = Command::new("cargo")
-        .args(*args)
+        .args(&args)
         .status()
         .with_context(|| format!("cargo {} did not start", args[0]))?;
     if !status.success() {

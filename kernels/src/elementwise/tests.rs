@@ -32,12 +32,11 @@ fn norm_and_gate_follow_their_formulas_on_every_instruction_set() {
 #[test]
 fn rope_turns_the_pairs_of_its_layout() {
     for (layout, partner) in [(RopeLayout::Adjacent, 1), (RopeLayout::HalfSplit, 4)] {
-        let rope = Rope::new(layout, 10_000.0, 8, 5);
-        assert_eq!(rope.n_positions(), 5);
+        let rope = Rope::new(layout, 10_000.0, 8, &[]);
         let mut heads = [0.0; 16];
         heads[0] = 1.0;
         heads[8 + partner] = 1.0;
-        rope.turn(4, 2.0, &mut heads);
+        rope.turn(&turns_at(&rope, 4), 2.0, &mut heads);
         let (sin, cos) = 4f32.sin_cos();
         assert!((heads[0] - 2.0 * cos).abs() < 1e-6 && (heads[partner] - 2.0 * sin).abs() < 1e-6);
         assert!((heads[8] + 2.0 * sin).abs() < 1e-6 && (heads[8 + partner] - 2.0 * cos).abs() < 1e-6);
@@ -46,8 +45,24 @@ fn rope_turns_the_pairs_of_its_layout() {
 
 #[test]
 fn rope_at_position_zero_only_scales() {
-    let rope = Rope::new(RopeLayout::Adjacent, 1e5, 64, 1);
+    let rope = Rope::new(RopeLayout::Adjacent, 1e5, 64, &[]);
     let mut heads = ramp(128, 1.0);
-    rope.turn(0, 0.5, &mut heads);
+    rope.turn(&turns_at(&rope, 0), 0.5, &mut heads);
     assert_eq!(heads, ramp(128, 0.5));
+}
+
+#[test]
+fn a_divisor_slows_its_pair_only() {
+    let rope = Rope::new(RopeLayout::HalfSplit, 10_000.0, 4, &[1.0, 8.0]);
+    let turns = turns_at(&rope, 4000);
+    let unscaled = turns_at(&Rope::new(RopeLayout::HalfSplit, 10_000.0, 4, &[]), 4000);
+    assert_eq!(turns[0], unscaled[0]);
+    let (sin, cos) = (4000.0 / 100.0 / 8.0_f64).sin_cos();
+    assert_eq!(turns[1], (cos as f32, sin as f32));
+}
+
+fn turns_at(rope: &Rope, position: usize) -> Vec<Turn> {
+    let mut turns = vec![Turn::default(); rope.n_turns()];
+    rope.turns_at(position, &mut turns);
+    turns
 }

@@ -8,7 +8,8 @@ use std::ops::Range;
 use kernels::quant::DType;
 
 use super::value::{Array, Value};
-use super::{Error, Header, TensorInfo};
+use super::{Error, Header};
+use crate::tensor::TensorInfo;
 
 const MAGIC: &[u8; 4] = b"GGUF";
 const VERSION: u32 = 3;

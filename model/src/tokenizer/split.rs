@@ -11,6 +11,10 @@ use regex::Regex;
 
 use super::{Error, SpecialToken};
 
+/// What the published patterns end in, where ours end in [`SPACES`].
+const PUBLISHED_SPACES: &str = r"\s+(?!\S)|\s+";
+const SPACES: &str = r"\s+";
+
 /// The supported values of `tokenizer.ggml.pre` with what they mean.
 const PATTERNS: [(&str, Pattern); 6] = [
     ("smollm", Pattern::SmolLm),
@@ -21,8 +25,9 @@ const PATTERNS: [(&str, Pattern); 6] = [
     ("llama-v3", Pattern::Llama3),
 ];
 
+/// How text is cut into words.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Pattern {
+pub(super) enum Pattern {
     /// Each digit alone, then GPT-2's pattern on the text between digits.
     SmolLm,
     Gpt2,
@@ -31,6 +36,28 @@ enum Pattern {
 }
 
 impl Pattern {
+    /// The pattern with this name in GGUF.
+    pub(super) fn named(name: &str) -> Result<Self, Error> {
+        let found = PATTERNS.iter().find(|(known, _)| *known == name).map(|(_, pattern)| *pattern);
+        let supported = Self::supported;
+        found.ok_or_else(|| Error::UnsupportedPreTokenizer { found: name.to_owned(), supported: supported() })
+    }
+
+    /// The pattern with this regular expression in a `tokenizer.json`.
+    pub(super) fn published_as(regex: &str) -> Option<Self> {
+        let ours = format!("{}{SPACES}", regex.strip_suffix(PUBLISHED_SPACES)?);
+        [Self::Qwen2, Self::Llama3].into_iter().find(|pattern| pattern.regex() == ours)
+    }
+
+    /// All names, for error messages.
+    pub(super) fn supported() -> String {
+        PATTERNS.map(|(known, _)| known).join(", ")
+    }
+
+    pub(super) fn is_llama3(self) -> bool {
+        self == Self::Llama3
+    }
+
     /// The published pattern without its look-ahead.
     fn regex(self) -> &'static str {
         match self {
@@ -58,23 +85,14 @@ pub(super) struct Splitter {
 }
 
 impl Splitter {
-    pub(super) fn new(name: &str) -> Result<Self, Error> {
-        let Some((_, pattern)) = PATTERNS.iter().find(|(known, _)| *known == name) else {
-            let supported = PATTERNS.map(|(known, _)| known).join(", ");
-            return Err(Error::UnsupportedPreTokenizer { found: name.to_owned(), supported });
-        };
+    pub(super) fn new(pattern: Pattern) -> Self {
         let regex = Regex::new(pattern.regex()).expect("the pattern is a constant that tests compile");
-        Ok(Self { pattern: *pattern, regex })
+        Self { pattern, regex }
     }
 
     /// The words of `text`; together they are the whole text.
     pub(super) fn words<'a>(&'a self, text: &'a str) -> Words<'a> {
         Words { splitter: self, text, at: 0 }
-    }
-
-    /// Llama 3 takes a word that is a token as it is, whether its merges build it or not.
-    pub(super) fn ignores_merges(&self) -> bool {
-        self.pattern == Pattern::Llama3
     }
 }
 

@@ -7,7 +7,7 @@ use tokenizers::pre_tokenizers::digits::Digits;
 use tokenizers::pre_tokenizers::split::{Split, SplitPattern};
 use tokenizers::{OffsetReferential, OffsetType, PreTokenizedString, PreTokenizer, SplitDelimiterBehavior};
 
-use super::split::{Specials, Splitter};
+use super::split::{Pattern, Specials, Splitter};
 use super::{SpecialToken, byte_level};
 
 const QWEN2: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
@@ -33,7 +33,7 @@ fn reference(name: &str, text: &str) -> Vec<String> {
 
 fn check(text: &str) {
     for name in ["smollm", "gpt-2", "qwen2", "llama-bpe"] {
-        let splitter = Splitter::new(name).unwrap();
+        let splitter = Splitter::new(Pattern::named(name).unwrap());
         let words: Vec<&str> = splitter.words(text).collect();
         assert_eq!(words, reference(name, text), "{name}: {text:?}");
     }
@@ -59,8 +59,15 @@ fn splits_as_the_published_patterns_do() {
 }
 
 #[test]
+fn knows_the_published_patterns() {
+    assert_eq!(Pattern::published_as(QWEN2), Some(Pattern::Qwen2));
+    assert_eq!(Pattern::published_as(LLAMA3), Some(Pattern::Llama3));
+    assert_eq!(Pattern::published_as(r"\s+(?!\S)|\s+"), None);
+}
+
+#[test]
 fn names_an_unknown_pre_tokenizer_and_the_known_ones() {
-    let message = Splitter::new("tekken").unwrap_err().to_string();
+    let message = Pattern::named("tekken").unwrap_err().to_string();
     assert!(message.contains("`tekken`") && message.contains("smollm, gpt-2, qwen2"), "{message}");
 }
 

@@ -1,0 +1,92 @@
+//! Loads a model, what guesses ahead for it, and the threads that run both: once for all workers of the process.
+
+use std::num::NonZeroUsize;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Instant;
+
+use anyhow::Context;
+use engine::speculate::head::DraftHead;
+use engine::weights::Weights;
+use engine::{Drafter, Model};
+use kernels::pool::ThreadPool;
+use model::TextModel;
+use model::checkpoint::Checkpoint;
+
+use crate::cli::{EngineArgs, ModelChoice, Speculation};
+use crate::models;
+use crate::roles::BadConfig;
+
+/// A model in memory and the threads that run it, shared by all workers of the process.
+#[derive(Debug, Clone)]
+pub(crate) struct Loaded {
+    pub(crate) model: Model,
+    /// One pool: the engines' parallel regions take turns on the cores instead of fighting for them.
+    pub(crate) threads: Arc<ThreadPool>,
+    pub(crate) name: String,
+}
+
+/// Fetches and loads a model, and what guesses ahead for it, off the runtime's threads.
+pub(crate) async fn load(choice: &ModelChoice, args: &EngineArgs) -> anyhow::Result<Loaded> {
+    let path = models::fetch(choice).await?;
+    let draft = match &args.draft_model {
+        Some(model) if args.speculation == Speculation::Auto => {
+            Some(models::fetch(&ModelChoice { model: model.clone(), ..choice.clone() }).await?)
+        }
+        _ => None,
+    };
+    let (n_threads, speculation) = (n_threads(args), args.speculation);
+    let began = Instant::now();
+    let loading = tokio::task::spawn_blocking(move || -> anyhow::Result<Loaded> {
+        let threads = Arc::new(ThreadPool::new(n_threads));
+        let checkpoint = Checkpoint::open(&path).with_context(|| path.display().to_string())?;
+        let weights = Weights::load(&checkpoint, &threads).with_context(|| path.display().to_string())?;
+        let (weights, text) = (Arc::new(weights), TextModel::new(&checkpoint, &path)?);
+        let drafter = match (speculation, draft) {
+            (Speculation::Auto, Some(draft)) => Drafter::Model(load_draft(&draft, &text, &threads)?),
+            (Speculation::Auto, None) => {
+                DraftHead::built_in(&weights, &threads).map_or(Drafter::None, |head| Drafter::Head(Arc::new(head)))
+            }
+            (Speculation::Lookup | Speculation::Off, _) => Drafter::None,
+        };
+        let model = Model { weights, fingerprint: text.fingerprint, drafter };
+        Ok(Loaded { model, threads, name: text.name })
+    });
+    let loaded = loading.await.context("loading the model was interrupted")??;
+    let Model { weights, drafter, .. } = &loaded.model;
+    let mb = |bytes: usize| bytes / 1_000_000;
+    let (drafter, draft_mb) = match drafter {
+        Drafter::None => ("none", 0),
+        Drafter::Head(head) => ("head", mb(head.n_bytes())),
+        Drafter::Model(weights) => ("model", mb(weights.n_bytes())),
+    };
+    let (mb, ms) = (mb(weights.n_bytes()), began.elapsed().as_millis());
+    tracing::info!(model = loaded.name, mb, drafter, draft_mb, ms, "weights loaded");
+    Ok(loaded)
+}
+
+/// Loads a draft model, which must speak the large model's language.
+fn load_draft(path: &Path, large: &TextModel, threads: &ThreadPool) -> anyhow::Result<Arc<Weights>> {
+    let checkpoint = Checkpoint::open(path).with_context(|| path.display().to_string())?;
+    let draft = TextModel::new(&checkpoint, path)?;
+    if !draft.tokenizer.same_vocabulary(&large.tokenizer) {
+        let message = format!(
+            "--draft-model {} has another vocabulary than {}: choose a smaller model of the same family",
+            draft.name, large.name
+        );
+        return Err(BadConfig(message).into());
+    }
+    Ok(Arc::new(Weights::load(&checkpoint, threads).with_context(|| path.display().to_string())?))
+}
+
+pub(crate) async fn open_text(path: &Path) -> anyhow::Result<TextModel> {
+    let path = path.to_owned();
+    Ok(tokio::task::spawn_blocking(move || TextModel::open(&path))
+        .await
+        .context("loading was interrupted")??)
+}
+
+fn n_threads(args: &EngineArgs) -> NonZeroUsize {
+    let cores = std::thread::available_parallelism().unwrap_or(NonZeroUsize::MIN);
+    NonZeroUsize::new(args.threads).unwrap_or(cores)
+}
