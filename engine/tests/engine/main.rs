@@ -1,0 +1,9 @@
+//! The engine from outside: the step against references, and turns through a running engine.
+
+mod architectures;
+mod forward;
+mod real;
+mod small_model;
+mod speculation;
+#[path = "../../../model/tests/fixtures/tiny.rs"]
+mod tiny;
