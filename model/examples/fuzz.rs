@@ -109,7 +109,7 @@ fn open(path: &Path) -> (String, usize) {
             format!("panic: {}", text.unwrap_or_default())
         }
     };
-    (outcome, (ALLOCATOR.peak_usage() - before) as usize)
+    (outcome, ALLOCATOR.peak_usage() - before)
 }
 
 /// The message without what differs from file to file: paths, names in quotes, numbers.
