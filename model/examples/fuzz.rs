@@ -27,6 +27,7 @@ static ALLOCATOR: PeakAlloc = PeakAlloc;
 const FREE_BYTES: usize = 2 << 20;
 const BYTES_PER_FILE_BYTE: usize = 64;
 const MAX_FAILURES: usize = 10;
+const SHOWN_OUTCOMES: usize = 20;
 
 type Failure = Box<dyn std::error::Error>;
 
@@ -81,9 +82,9 @@ fn fuzz(work: &Path, seeds: &[Seed], time: Duration, random: &mut Random) -> io:
     }
     let n_sound = outcomes.get("sound").copied().unwrap_or(0);
     println!("{n_runs} runs, {} distinct outcomes, {n_sound} sound, at most {most} bytes", outcomes.len());
-    for (outcome, n) in &outcomes {
-        println!("{n:>9}  {outcome}");
-    }
+    let mut by_number: Vec<_> = outcomes.iter().map(|(outcome, n)| (n, outcome)).collect();
+    by_number.sort_unstable_by(|a, b| b.cmp(a));
+    by_number.iter().take(SHOWN_OUTCOMES).for_each(|(n, outcome)| println!("{n:>9}  {outcome}"));
     Ok(failures)
 }
 
@@ -108,7 +109,7 @@ fn open(path: &Path) -> (String, usize) {
             format!("panic: {}", text.unwrap_or_default())
         }
     };
-    (outcome, (ALLOCATOR.peak_usage() - before) as usize)
+    (outcome, ALLOCATOR.peak_usage() - before)
 }
 
 /// The message without what differs from file to file: paths, names in quotes, numbers.

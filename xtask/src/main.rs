@@ -16,7 +16,7 @@ const CI: [Check; 3] = [
     ("tests", &["test", "--workspace", "--locked"]),
 ];
 
-const FUZZ: [&str; 8] = ["run", "--release", "--locked", "-p", "model", "--example", "fuzz", "--"];
+const FUZZ: [&str; 7] = ["run", "--locked", "-p", "model", "--example", "fuzz", "--"];
 
 fn main() -> anyhow::Result<()> {
     let args: Vec<String> = std::env::args().skip(1).collect();

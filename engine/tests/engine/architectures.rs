@@ -11,7 +11,9 @@ use engine::reference::Reference;
 use engine::weights::{Error, Weights};
 use kernels::pool::ThreadPool;
 use model::TextModel;
+use model::chat_template::{Message, Reply, Role};
 use model::checkpoint::Checkpoint;
+use model::prompt::{Entry, LogEnd};
 
 use crate::tiny::{HEAD_DIM, LLAMA3_DIVISORS, Tiny, VOCAB};
 
@@ -116,6 +118,26 @@ fn both_forms_have_the_same_text_side() {
         // One is named by the file, the other known by its text.
         assert_eq!(text.tokenizer.end_of_turn_ids(), [259, 261]);
         assert_eq!((text.context_len, text.name.as_str()), (64, "architectures_text"));
+    }
+}
+
+#[test]
+fn a_dialogue_begins_with_one_bos_where_the_model_wants_it() {
+    const BOS: u32 = 259;
+    let plain = Tiny::new("llama").template;
+    let writing = format!("{{{{ bos_token }}}}{plain}");
+    for (adds_bos, template, expected) in [(false, &plain, 0), (true, &plain, 1), (true, &writing, 1)] {
+        written(&Tiny { adds_bos, template: template.clone(), ..Tiny::new("llama") }, "bos");
+        for path in [scratch("bos").with_extension("gguf"), scratch("bos")] {
+            let prompts = TextModel::open(&path).expect("the model is well-formed").prompts;
+            let message = Message { role: Role::User, content: "hello".to_owned() };
+            let ids = prompts.render_all(&[Entry::Message(&message)], Reply::Expected);
+            let ids = ids.expect("the template takes it");
+            assert_eq!(ids.iter().filter(|id| **id == BOS).count(), expected, "{adds_bos} {template}");
+            assert_eq!(ids[0] == BOS, expected == 1);
+            let extended = prompts.extend(LogEnd::Empty, &[message], Reply::Expected);
+            assert_eq!(extended.expect("the template takes it"), ids);
+        }
     }
 }
 

@@ -196,11 +196,6 @@ fn files_that_would_run_wrongly_are_refused_by_name() {
     );
     check("missing", &|f| drop(f.tensors.pop()), "blk.1.ffn_down.weight");
     check("dims", &|f| f.tensors[2].2 = vec![D_MODEL + 1], "blk.0.attn_norm.weight");
-    let k_quant = |f: &mut File| {
-        f.sizes[1].1 = 256;
-        f.tensors[0] = ("token_embd.weight".to_owned(), DType::Q4K, vec![256, VOCAB]);
-    };
-    check("k_quant", &k_quant, "token_embd.weight");
     check(
         "bias",
         &|f| f.tensors.push(("blk.0.attn_q.bias".to_owned(), DType::F32, vec![64])),
