@@ -13,7 +13,7 @@ use std::time::Instant;
 use engine::arena::KvArena;
 use engine::forward::{Forward, Logits, Slice};
 use engine::reference::Reference;
-use engine::sample::{SamplingParams, sample};
+use engine::sample::{Sampler, SamplingParams};
 use engine::weights::Weights;
 use kernels::pool::ThreadPool;
 use model::TextModel;
@@ -101,7 +101,7 @@ fn compare(
         let slice = Slice { tokens: &tokens, start, blocks: &table, logits: Logits::Last };
         let rows = forward.run(&mut arena, &[slice], &mut |_, _| ())?;
         start += tokens.len();
-        let got = sample(rows.row(0), &SamplingParams::GREEDY, 0).token;
+        let got = Sampler::default().sample(rows.row(0), &SamplingParams::GREEDY, 0);
         if got != *want {
             println!(
                 "{}: leaves at step {step}: {got}, not {want}; the two best are {gap:.3} apart",

@@ -28,6 +28,9 @@ impl Default for StepCosts {
 }
 
 impl StepCosts {
+    /// Steps of any width cost the same.
+    pub(crate) const FLAT: Self = Self { seconds: [1.0; WIDTHS.len()] };
+
     /// The widths worth measuring, narrow ones first.
     pub(crate) fn widths() -> impl Iterator<Item = usize> {
         WIDTHS.into_iter()

@@ -33,8 +33,17 @@ pub struct EngineConfig {
     pub max_turns: usize,
     /// How keys and values are stored.
     pub kv_dtype: KvDtype,
-    /// Several tokens of a stream may be checked in one step, see [`crate::speculate`].
-    pub speculate: bool,
+    pub speculate: Speculate,
+}
+
+/// May several tokens of a stream be checked in one step? See [`crate::speculate`]. The output is the same.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Speculate {
+    Never,
+    /// As much as measured costs and acceptance recommend.
+    WhenItPays,
+    /// Whatever can be drafted, at any cost: to test, and to measure acceptance.
+    Always,
 }
 
 /// A model in memory, and what guesses ahead for it.
@@ -58,8 +67,8 @@ pub enum Drafter {
 impl Model {
     pub(crate) fn guesser(&self, threads: &Arc<ThreadPool>, config: EngineConfig) -> Guesser {
         match &self.drafter {
-            Drafter::Head(head) if config.speculate => Guesser::Head(Runner::new(Arc::clone(head), Arc::clone(threads))),
-            Drafter::Model(weights) if config.speculate => {
+            Drafter::Head(head) if config.speculate != Speculate::Never => Guesser::Head(Runner::new(Arc::clone(head), Arc::clone(threads))),
+            Drafter::Model(weights) if config.speculate != Speculate::Never => {
                 let (weights, threads) = (Arc::clone(weights), Arc::clone(threads));
                 let model = DraftModel::new(weights, threads, config.n_blocks, config.max_running);
                 Guesser::Model(Box::new(model))

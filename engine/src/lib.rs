@@ -18,4 +18,4 @@ pub mod speculate;
 mod steps;
 pub mod weights;
 
-pub use engine::{Drafter, Engine, EngineConfig, Model};
+pub use engine::{Drafter, Engine, EngineConfig, Model, Speculate};

@@ -18,6 +18,7 @@ use kv::hash::HashKey;
 use metrics::{Counter, Gauge};
 
 use crate::costs::StepCosts;
+use crate::engine::Speculate;
 use crate::forward::LogitRows;
 use crate::metrics as names;
 use crate::sequence::Sequence;
@@ -134,7 +135,7 @@ impl Guess {
 
 /// A worker's speculation: what it has learnt, and its guesser.
 pub(crate) struct Speculation {
-    enabled: bool,
+    mode: Speculate,
     rates: Rates,
     guesser: Guesser,
     /// Seconds per guess and stream.
@@ -154,12 +155,12 @@ struct Drafting {
 }
 
 impl Speculation {
-    pub(crate) fn new(enabled: bool, guesser: Guesser, worker: &str) -> Self {
+    pub(crate) fn new(mode: Speculate, guesser: Guesser, worker: &str) -> Self {
         Self {
-            enabled,
+            mode,
             rates: Rates::default(),
             guesser,
-            guess_seconds: 0.0005,
+            guess_seconds: if mode == Speculate::Always { 0.0 } else { 0.0005 },
             recent: VecDeque::new(),
             metrics: Metrics::new(worker),
         }
@@ -175,7 +176,12 @@ impl Speculation {
         costs: &StepCosts,
         context: usize,
     ) {
-        if !self.enabled || streams.is_empty() {
+        let costs = match self.mode {
+            Speculate::Never => return,
+            Speculate::WhenItPays => costs,
+            Speculate::Always => &StepCosts::FLAT,
+        };
+        if streams.is_empty() {
             return;
         }
         let base = Base { n_tokens, n_streams: streams.len() };
@@ -257,7 +263,10 @@ impl Speculation {
             }
             let began = Instant::now();
             let guesses = self.guesser.guess(running, &active);
-            self.guess_seconds += 0.1 * (began.elapsed().as_secs_f64() / active.len() as f64 - self.guess_seconds);
+            if self.mode == Speculate::WhenItPays {
+                let seconds = began.elapsed().as_secs_f64() / active.len() as f64;
+                self.guess_seconds += 0.1 * (seconds - self.guess_seconds);
+            }
             for (drafting, guess) in active.iter_mut().zip(guesses) {
                 let evidence = Evidence::of_guess(source, guess.probability);
                 let trust = running[drafting.idx].speculation.trust[source as usize];
@@ -274,7 +283,7 @@ impl Speculation {
     /// Learns from what a stream's step has shown: `outputs` are the new tokens, the rows of `rows` from `first_row` on
     /// the logits they came from. Ends the stream's draft.
     pub(crate) fn learn(&mut self, sequence: &mut Sequence, outputs: &[u32], rows: &LogitRows, first_row: usize) {
-        if !self.enabled {
+        if self.mode == Speculate::Never {
             return;
         }
         let State { hidden, trust, draft, .. } = &mut sequence.speculation;
@@ -320,7 +329,7 @@ impl Speculation {
     /// A stream has ended: what it said may be said again.
     pub(crate) fn remember(&mut self, sequence: &Sequence) {
         let output = &sequence.tokens[sequence.prompt_tokens.min(sequence.tokens.len())..];
-        if !self.enabled || output.len() <= lookup::MIN_MATCH {
+        if self.mode == Speculate::Never || output.len() <= lookup::MIN_MATCH {
             return;
         }
         let at = self.recent.iter().position(|(key, _)| *key == sequence.key);

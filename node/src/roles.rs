@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use axum::Router;
-use engine::{Engine, EngineConfig};
+use engine::{Engine, EngineConfig, Speculate};
 use kernels::isa::Isa;
 use kv::transfer::LocalPorts;
 use model::TextModel;
@@ -267,7 +267,10 @@ impl Worker {
             max_running: step_tokens,
             max_turns: args.max_worker_turns,
             kv_dtype,
-            speculate: role == WorkerRole::Decode && args.speculation != Speculation::Off,
+            speculate: match (role, args.speculation) {
+                (WorkerRole::Prefill, _) | (_, Speculation::Off) => Speculate::Never,
+                (WorkerRole::Decode, Speculation::Auto | Speculation::Lookup) => Speculate::WhenItPays,
+            },
         };
         let engine = Engine::start(loaded.model.clone(), threads, config, &id)?;
         let narrow = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use anyhow::Context;
-use engine::{Engine, EngineConfig};
+use engine::{Engine, EngineConfig, Speculate};
 use kernels::attention::KvDtype;
 use kv::transfer::LocalPorts;
 use proto::v1;
@@ -161,7 +161,7 @@ impl Worker {
             max_running: 64,
             max_turns: 256,
             kv_dtype: KvDtype::F16,
-            speculate: true,
+            speculate: Speculate::Always,
         };
         let engine = Engine::start(MODEL.clone(), Arc::new(threads(1)), config, &name)?;
         let info = v1::WorkerInfo {

@@ -6,7 +6,8 @@ use anyhow::{Context, bail, ensure};
 use bytes::Bytes;
 use engine::job::{Admitted, Event, Fill, Job, Prompt, SequenceId};
 use engine::sample::SamplingParams;
-use engine::{Engine, EngineConfig};
+use engine::{Engine, EngineConfig, Speculate};
+use kernels::attention::KvDtype;
 use kv::BLOCK_TOKENS;
 use kv::hash::{BlockHash, HashChain, HashKey};
 use kv::port::Frame;
@@ -239,7 +240,7 @@ async fn pulled_blocks_continue_as_if_computed_here() -> anyhow::Result<()> {
         max_running: 8,
         max_turns: 8,
         kv_dtype: KvDtype::F16,
-        speculate: true,
+        speculate: Speculate::Never,
     };
     let engine = Engine::start(MODEL.clone(), Arc::new(threads(1)), config, "puller")?;
     let (mut sequence, admitted) =

@@ -9,7 +9,7 @@ use engine::job::{Event, Fill, Job, Prompt};
 use engine::sample::SamplingParams;
 use engine::speculate::head::DraftHead;
 use engine::weights::Weights;
-use engine::{Drafter, Engine, EngineConfig, Model};
+use engine::{Drafter, Engine, EngineConfig, Model, Speculate};
 use kernels::attention::KvDtype;
 use kernels::pool::ThreadPool;
 use kv::hash::{BlockHash, HashKey};
@@ -20,6 +20,9 @@ use model::prompt::Entry;
 use crate::prompts::{AGENT, CHAT};
 
 const MAX_OUTPUT_TOKENS: usize = 128;
+
+const PLAIN: Speculate = Speculate::Never;
+const FAST: Speculate = Speculate::WhenItPays;
 
 /// A set of prompts, `batch` of them at a time.
 struct Case {
@@ -61,11 +64,11 @@ pub fn run(
         let (mut plain, mut fast, mut ratios) = (Vec::new(), Vec::new(), Vec::new());
         for round in 0..alternations {
             // Who goes first changes, and every run begins with an empty cache.
-            let mut pair = [round % 2 == 0, round % 2 != 0].map(|speculate| (speculate, None));
+            let mut pair = if round % 2 == 0 { [PLAIN, FAST] } else { [FAST, PLAIN] }.map(|mode| (mode, None));
             for (speculate, result) in &mut pair {
                 *result = Some(decode(case, weights, pool, text, *speculate)?);
             }
-            pair.sort_by_key(|(speculate, _)| *speculate);
+            pair.sort_by_key(|(mode, _)| *mode != PLAIN);
             let [(_, Some(off)), (_, Some(on))] = pair else { continue };
             ensure!(off.outputs == on.outputs, "speculation changed the output of {}", case.name);
             plain.push(off.rate);
@@ -94,7 +97,7 @@ fn decode(
     weights: &Arc<Weights>,
     pool: &Arc<ThreadPool>,
     text: &TextModel,
-    speculate: bool,
+    speculate: Speculate,
 ) -> anyhow::Result<Run> {
     let drafter = DraftHead::built_in(weights, pool).map_or(Drafter::None, |head| Drafter::Head(Arc::new(head)));
     let model = Model { weights: Arc::clone(weights), fingerprint: text.fingerprint, drafter };

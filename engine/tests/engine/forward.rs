@@ -9,10 +9,8 @@ use engine::arena::KvArena;
 use engine::forward::{Forward, LogitRows, Logits, Slice};
 use engine::reference::Reference;
 use engine::sample::{Sampler, SamplingParams};
-use engine::weights::Weights;
 use kernels::attention::BLOCK_TOKENS;
 use kernels::isa::Isa;
-use kernels::pool::ThreadPool;
 use serde::Deserialize;
 
 use crate::real::{MODEL, WEIGHTS, pool};

@@ -26,6 +26,7 @@ fn forgets_the_oldest_outputs() {
     recent.add(&[1, 2, 3, 4]);
     let long: Vec<u32> = (100..100 + Recent::HALF_TOKENS as u32 - 10).collect();
     recent.add(&long);
+    recent.add(&long);
     assert!(recent.longest(&[1, 2, 3]).is_some());
     recent.add(&long);
     assert!(recent.longest(&[1, 2, 3]).is_none());
