@@ -1,5 +1,5 @@
 //! Measures load time, prefill and decode speed on this machine:
-//! `cargo run --release -p engine --example speed -- MODEL.gguf [N_THREADS]`.
+//! `cargo run --release -p engine --example speed -- MODEL.gguf [N_THREADS] [i8]`, where i8 is the KV format.
 #![expect(clippy::print_stdout, reason = "it prints its findings")]
 
 use std::num::NonZeroUsize;
@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use engine::arena::KvArena;
 use engine::forward::{Forward, Logits, Slice};
 use engine::weights::Weights;
+use kernels::attention::KvDtype;
 use kernels::isa::Isa;
 use kernels::pool::ThreadPool;
 use model::gguf::Gguf;
@@ -26,7 +27,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let weights = Arc::new(Weights::load(&gguf, &pool)?);
     println!("{:?}, {n_threads} threads", Isa::detect());
     println!("load: {:?}, {:.1} MB packed", start.elapsed(), weights.n_bytes() as f64 / 1e6);
-    let arena = KvArena::new(weights.shape().kv_geometry(), 16 * BLOCKS_PER_SEQUENCE);
+    let dtype = if args.next().is_some_and(|arg| arg == "i8") { KvDtype::I8 } else { KvDtype::F16 };
+    let arena = KvArena::new(weights.shape().kv_geometry().with_dtype(dtype), 16 * BLOCKS_PER_SEQUENCE);
     let mut bench = Bench { forward: Forward::new(weights, pool, 2048), arena };
     for n_tokens in [128, 512, 2048] {
         report(&format!("prefill {n_tokens}"), n_tokens, &bench.prefill(n_tokens));
@@ -36,7 +38,9 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             report(&format!("decode at {context}, batch {batch}"), batch, &bench.decode(context, batch));
         }
     }
-    report("verify 4 tokens at 64", 4, &bench.verify(64, 4));
+    for n_tokens in 1..=8 {
+        report(&format!("verify {n_tokens} tokens at 64"), n_tokens, &bench.verify(64, n_tokens));
+    }
     Ok(())
 }
 
@@ -56,20 +60,20 @@ struct Bench {
 impl Bench {
     fn prefill(&mut self, n_tokens: usize) -> Vec<Duration> {
         let tokens: Vec<u32> = (0..n_tokens as u32).map(|i| 100 + i * 17 % 40_000).collect();
-        self.repeat(3 + 2048 / n_tokens, &[(tokens, 0)])
+        self.repeat(3 + 2048 / n_tokens, &[(tokens, 0)], Logits::Last)
     }
 
     fn decode(&mut self, context: usize, batch: usize) -> Vec<Duration> {
         let sequences: Vec<_> = (0..batch).map(|i| (vec![500 + i as u32], context)).collect();
-        self.repeat(40, &sequences)
+        self.repeat(40, &sequences, Logits::Last)
     }
 
     fn verify(&mut self, context: usize, n_tokens: usize) -> Vec<Duration> {
-        self.repeat(40, &[((0..n_tokens as u32).collect(), context)])
+        self.repeat(40, &[((0..n_tokens as u32).collect(), context)], Logits::All)
     }
 
     /// Repeats one step of sequences, given as (tokens, start).
-    fn repeat(&mut self, n_repeats: usize, sequences: &[(Vec<u32>, usize)]) -> Vec<Duration> {
+    fn repeat(&mut self, n_repeats: usize, sequences: &[(Vec<u32>, usize)], logits: Logits) -> Vec<Duration> {
         let table = |i: usize| {
             let first = (i * BLOCKS_PER_SEQUENCE) as u32;
             (first..first + BLOCKS_PER_SEQUENCE as u32).collect::<Vec<_>>()
@@ -78,7 +82,7 @@ impl Bench {
         let slices: Vec<_> = sequences
             .iter()
             .zip(&tables)
-            .map(|((tokens, start), blocks)| Slice { tokens, start: *start, blocks, logits: Logits::Last })
+            .map(|((tokens, start), blocks)| Slice { tokens, start: *start, blocks, logits })
             .collect();
         let step = |_| {
             let start = Instant::now();
