@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use kernels::attention::{Attention, BLOCK_TOKENS, Span};
+use kernels::attention::{Attention, BLOCK_TOKENS, LayerPlace, Span};
 use kernels::elementwise::{self, Rope, Turn};
 use kernels::isa::Isa;
 use kernels::linear::{self, Input, Linear, QuantBlock, Write};
@@ -17,7 +17,7 @@ use crate::shape::ModelShape;
 use crate::weights::{Layer, Weights};
 
 /// Fewer tokens than this are not worth a parallel region between the products.
-const MIN_TOKENS_TO_SPLIT: usize = 8;
+const MIN_TOKENS_TO_SPLIT: usize = 3;
 
 /// Why a step was refused; nothing was written.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -144,25 +144,23 @@ impl Forward {
         on_layer: &mut dyn FnMut(usize, &KvArena),
     ) -> Result<LogitRows, Error> {
         self.check(arena, slices)?;
-        let spans = spans(slices);
+        let mut spans = spans(slices);
         let weights = Arc::clone(&self.weights);
         self.embed(slices);
         self.find_turns(&spans);
         for (layer_idx, layer) in weights.layers.iter().enumerate() {
             self.project_qkv(layer);
-            let attention = Attention {
-                heads: weights.shape.heads(),
-                place: arena.place(layer_idx),
-                spans: &spans,
-                qkv: &self.scratch.qkv,
-            };
-            attention.store(&self.workers.pool, self.workers.isa, arena.words_mut());
+            let place = arena.place(layer_idx);
+            self.attention(place, &spans).store(&self.workers.pool, self.workers.isa, arena.words_mut());
             on_layer(layer_idx, arena);
-            attention.run(&self.workers.pool, self.workers.isa, arena.words(), &mut self.scratch.attended);
+            if layer_idx + 1 == weights.layers.len() {
+                spans = self.keep_wanted(slices);
+            }
+            self.attend(place, &spans, arena);
             self.add_attention(layer);
             self.add_feed_forward(layer);
         }
-        Ok(self.logits(slices))
+        Ok(self.logits())
     }
 
     fn check(&self, arena: &KvArena, slices: &[Slice<'_>]) -> Result<(), Error> {
@@ -184,10 +182,7 @@ impl Forward {
         let shape = &self.weights.shape;
         let tokens: Vec<u32> = slices.iter().flat_map(|slice| slice.tokens).copied().collect();
         let scratch = &mut self.scratch;
-        scratch.x.resize(tokens.len() * shape.d_model, 0.0);
-        scratch.qkv.resize(tokens.len() * shape.heads().row_len(), 0.0);
-        scratch.attended.resize(tokens.len() * shape.d_attention(), 0.0);
-        scratch.gate_up.resize(tokens.len() * 2 * shape.d_ffn, 0.0);
+        scratch.resize(shape, tokens.len());
         let embedding = &self.weights.embedding;
         self.workers.each_row(&mut scratch.x, shape.d_model, |i, x| embedding.row(tokens[i] as usize, x));
     }
@@ -210,6 +205,41 @@ impl Forward {
         let projection =
             Projection { shape, layer, rope: &self.rope, turns: &scratch.turns, isa: self.workers.isa };
         self.workers.each_row(&mut scratch.qkv, shape.heads().row_len(), |i, row| projection.finish(i, row));
+    }
+
+    fn attention<'a>(&'a self, place: LayerPlace, spans: &'a [Span<'a>]) -> Attention<'a> {
+        Attention { heads: self.weights.shape.heads(), place, spans, qkv: &self.scratch.qkv }
+    }
+
+    fn attend(&mut self, place: LayerPlace, spans: &[Span<'_>], arena: &KvArena) {
+        let mut attended = std::mem::take(&mut self.scratch.attended);
+        let attention = self.attention(place, spans);
+        attention.run(&self.workers.pool, self.workers.isa, arena.words(), &mut attended);
+        self.scratch.attended = attended;
+    }
+
+    /// Drops all rows but those whose logits are asked for: once the last layer's keys and values are written,
+    /// nothing depends on the others. Returns what is left.
+    fn keep_wanted<'a>(&mut self, slices: &[Slice<'a>]) -> Vec<Span<'a>> {
+        let shape = &self.weights.shape;
+        let (mut spans, mut n_kept, mut n_tokens) = (Vec::new(), 0, 0);
+        for slice in slices {
+            n_tokens += slice.tokens.len();
+            let n_rows = slice.logits.n_rows(slice.tokens.len());
+            let (from, rows) = (n_tokens - n_rows..n_tokens, n_kept..n_kept + n_rows);
+            for (buffer, width) in
+                [(&mut self.scratch.x, shape.d_model), (&mut self.scratch.qkv, shape.heads().row_len())]
+            {
+                buffer.copy_within(from.start * width..from.end * width, rows.start * width);
+            }
+            n_kept = rows.end;
+            if n_rows > 0 {
+                let start = slice.start + slice.tokens.len() - n_rows;
+                spans.push(Span { rows, start, blocks: slice.blocks });
+            }
+        }
+        self.scratch.resize(shape, n_kept);
+        spans
     }
 
     fn add_attention(&mut self, layer: &Layer) {
@@ -235,26 +265,35 @@ impl Forward {
         self.workers.product(&layer.down, &scratch.prepared, Write::Add, &mut scratch.x);
     }
 
-    fn logits(&mut self, slices: &[Slice<'_>]) -> LogitRows {
+    /// The logits of all rows that were kept.
+    fn logits(&mut self) -> LogitRows {
         let shape = &self.weights.shape;
-        let (mut wanted, mut n_tokens) = (Vec::new(), 0);
-        for slice in slices {
-            let end = n_tokens + slice.tokens.len();
-            let n_rows = match slice.logits {
-                Logits::None => 0,
-                Logits::Last => 1,
-                Logits::All => slice.tokens.len(),
-            };
-            for row in end - n_rows..end {
-                wanted.extend_from_slice(&self.scratch.x[row * shape.d_model..(row + 1) * shape.d_model]);
-            }
-            n_tokens = end;
-        }
-        let mut data = vec![0.0; wanted.len() / shape.d_model * shape.vocab];
-        let prepared = &mut self.scratch.prepared;
-        self.workers.norm(&wanted, &self.weights.output_norm, shape.rms_eps, prepared);
+        let Scratch { x, prepared, .. } = &mut self.scratch;
+        let mut data = vec![0.0; x.len() / shape.d_model * shape.vocab];
+        self.workers.norm(x, &self.weights.output_norm, shape.rms_eps, prepared);
         self.workers.product(self.weights.head(), prepared, Write::Replace, &mut data);
-        LogitRows { vocab: shape.vocab, data, d_model: shape.d_model, hidden: wanted }
+        LogitRows { vocab: shape.vocab, data, d_model: shape.d_model, hidden: x.clone() }
+    }
+}
+
+impl Scratch {
+    /// Room for `n_tokens`; what is there stays.
+    fn resize(&mut self, shape: &ModelShape, n_tokens: usize) {
+        self.x.resize(n_tokens * shape.d_model, 0.0);
+        self.qkv.resize(n_tokens * shape.heads().row_len(), 0.0);
+        self.attended.resize(n_tokens * shape.d_attention(), 0.0);
+        self.gate_up.resize(n_tokens * 2 * shape.d_ffn, 0.0);
+    }
+}
+
+impl Logits {
+    /// Rows of a slice of `n_tokens`, from its end.
+    fn n_rows(self, n_tokens: usize) -> usize {
+        match self {
+            Self::None => 0,
+            Self::Last => n_tokens.min(1),
+            Self::All => n_tokens,
+        }
     }
 }
 

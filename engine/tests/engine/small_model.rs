@@ -16,7 +16,6 @@ use model::checkpoint::Checkpoint;
 const D_MODEL: u64 = 64;
 const D_FFN: u64 = 96;
 const VOCAB: u64 = 50;
-const D_KV: u64 = 32;
 
 /// A llama-like file to be: two layers, four query heads and two KV heads of 16.
 #[derive(Clone)]
@@ -29,31 +28,35 @@ struct File {
 
 impl File {
     fn new(dtype: DType) -> Self {
+        // Rows are whole blocks of the weights' type.
+        let unit = dtype.block_len() as u64;
+        let (d_model, d_ffn) = (D_MODEL.next_multiple_of(unit), D_FFN.next_multiple_of(unit));
+        let d_kv = d_model / 2;
         let sizes = vec![
             ("block_count", 2),
-            ("embedding_length", D_MODEL as u32),
-            ("feed_forward_length", D_FFN as u32),
+            ("embedding_length", d_model as u32),
+            ("feed_forward_length", d_ffn as u32),
             ("attention.head_count", 4),
             ("attention.head_count_kv", 2),
             ("context_length", 64),
         ];
         let mut tensors = vec![
-            ("token_embd.weight".to_owned(), dtype, vec![D_MODEL, VOCAB]),
-            ("output_norm.weight".to_owned(), DType::F32, vec![D_MODEL]),
+            ("token_embd.weight".to_owned(), dtype, vec![d_model, VOCAB]),
+            ("output_norm.weight".to_owned(), DType::F32, vec![d_model]),
         ];
         for layer in 0..2 {
             let mut add = |part: &str, dtype, shape: &[u64]| {
                 tensors.push((format!("blk.{layer}.{part}.weight"), dtype, shape.to_vec()));
             };
-            add("attn_norm", DType::F32, &[D_MODEL]);
-            add("ffn_norm", DType::F32, &[D_MODEL]);
-            add("attn_q", dtype, &[D_MODEL, D_MODEL]);
-            add("attn_k", dtype, &[D_MODEL, D_KV]);
-            add("attn_v", DType::F16, &[D_MODEL, D_KV]);
-            add("attn_output", dtype, &[D_MODEL, D_MODEL]);
-            add("ffn_gate", dtype, &[D_MODEL, D_FFN]);
-            add("ffn_up", dtype, &[D_MODEL, D_FFN]);
-            add("ffn_down", dtype, &[D_FFN, D_MODEL]);
+            add("attn_norm", DType::F32, &[d_model]);
+            add("ffn_norm", DType::F32, &[d_model]);
+            add("attn_q", dtype, &[d_model, d_model]);
+            add("attn_k", dtype, &[d_model, d_kv]);
+            add("attn_v", DType::F16, &[d_model, d_kv]);
+            add("attn_output", dtype, &[d_model, d_model]);
+            add("ffn_gate", dtype, &[d_model, d_ffn]);
+            add("ffn_up", dtype, &[d_model, d_ffn]);
+            add("ffn_down", dtype, &[d_ffn, d_model]);
         }
         Self { architecture: "llama", sizes, tensors }
     }
@@ -118,17 +121,23 @@ impl Noise {
     fn weights(&mut self, dtype: DType, n: u64, out: &mut Vec<u8>) {
         let half = |x: f32| half::f16::from_f32(x).to_le_bytes();
         for _ in 0..n as usize / dtype.block_len() {
+            // The scale of Q6_K lies behind its numbers.
+            let n_before = if dtype == DType::Q6K { 208 } else { 0 };
             let head = match dtype {
                 DType::F32 => (self.next() / 4.0).to_le_bytes().to_vec(),
                 DType::BF16 => half::bf16::from_f32(self.next() / 4.0).to_le_bytes().to_vec(),
                 DType::F16 => half(self.next() / 4.0).to_vec(),
                 DType::Q4_1 => [half(0.03), half(-0.22)].concat(),
                 DType::Q4_0 => half(0.03).to_vec(),
+                DType::Q4K => [half(0.0005), half(0.0036)].concat(),
+                DType::Q5K => [half(0.00025), half(0.0036)].concat(),
+                DType::Q6K => half(0.0001).to_vec(),
                 _ => half(0.002).to_vec(),
             };
-            let n_bytes = dtype.block_bytes() - head.len();
+            let n_after = dtype.block_bytes() - head.len() - n_before;
+            out.extend((0..n_before).map(|_| (self.next() * 127.0) as i8 as u8));
             out.extend(head);
-            out.extend((0..n_bytes).map(|_| (self.next() * 127.0) as i8 as u8));
+            out.extend((0..n_after).map(|_| (self.next() * 127.0) as i8 as u8));
         }
     }
 }
@@ -167,6 +176,9 @@ fn the_step_equals_the_plain_reference_for_every_weight_type() {
         (DType::Q8_0, 0.02),
         (DType::Q4_0, 0.02),
         (DType::Q4_1, 0.02),
+        (DType::Q4K, 0.02),
+        (DType::Q5K, 0.02),
+        (DType::Q6K, 0.02),
     ] {
         let error = error_of(&File::new(dtype), &format!("equal_{dtype:?}"));
         assert!(error < tolerance, "{dtype:?}: {error}");
