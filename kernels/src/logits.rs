@@ -111,16 +111,16 @@ impl Op for ExpSum<'_> {
 
     #[inline(always)]
     fn call<S: Simd>(self, s: S) -> f64 {
-        let weight = |x: &[f32; LANES]| weight(s, x, self.peak, self.inverse_temperature);
         let mut sum = 0.0;
         for run in self.logits.chunks(RUN_LEN) {
             let (vectors, rest) = run.as_chunks::<LANES>();
             let mut lanes = s.splat(0.0);
             for x in vectors {
-                lanes = s.add(lanes, weight(x));
+                lanes = s.add(lanes, weight(s, x, self.peak, self.inverse_temperature));
             }
             if !rest.is_empty() {
-                lanes = s.add(lanes, weight(&padded(rest)));
+                let x = padded(rest);
+                lanes = s.add(lanes, weight(s, &x, self.peak, self.inverse_temperature));
             }
             sum += f64::from(s.sum(lanes));
         }
@@ -142,22 +142,26 @@ struct Softmax<'a> {
     out: &'a mut [f32],
 }
 
+impl Softmax<'_> {
+    // Not a closure: those are not always inlined, and outside its caller a vector instruction is a function call.
+    #[inline(always)]
+    fn probability<S: Simd>(&self, s: S, x: &[f32; LANES]) -> S::F {
+        s.mul(weight(s, x, self.peak, self.inverse_temperature), s.splat(self.factor))
+    }
+}
+
 impl Op for Softmax<'_> {
     type Output = ();
 
     #[inline(always)]
-    fn call<S: Simd>(self, s: S) {
-        let probability = |x: &[f32; LANES]| {
-            let weight = weight(s, x, self.peak, self.inverse_temperature);
-            s.mul(weight, s.splat(self.factor))
-        };
+    fn call<S: Simd>(mut self, s: S) {
         let (vectors, rest) = self.logits.as_chunks::<LANES>();
-        let (out, out_rest) = self.out.as_chunks_mut::<LANES>();
+        let (out, out_rest) = std::mem::take(&mut self.out).as_chunks_mut::<LANES>();
         for (x, out) in vectors.iter().zip(out) {
-            s.store(probability(x), out);
+            s.store(self.probability(s, x), out);
         }
         let mut lanes = [0.0; LANES];
-        s.store(probability(&padded(rest)), &mut lanes);
+        s.store(self.probability(s, &padded(rest)), &mut lanes);
         out_rest.copy_from_slice(&lanes[..rest.len()]);
     }
 }
