@@ -1,7 +1,6 @@
 //! `cargo xtask compare-llama-cpp`: llama.cpp and the engine on the same file, in turns, on this machine.
 
-use std::fmt::Write as _;
-use std::io::{BufRead, BufReader, Write as _};
+use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -40,11 +39,11 @@ struct Options {
 }
 
 /// Runs the command with the arguments after its name.
-pub fn run(args: &[String]) -> anyhow::Result<()> {
+pub(crate) fn run(args: &[String]) -> anyhow::Result<()> {
     let options = parse(args)?;
     let python = install(&options)?;
-    cargo(&["build", "--release", "-p", "engine", "--example", "steps"])?;
-    cargo(&["build", "--release"])?;
+    let build = ["build", "--release", "-p", "node", "-p", "engine", "--bin", "baton", "--example", "steps"];
+    status(Command::new("cargo").args(build))?;
     if options.server { compare_servers(&options, &python) } else { compare_steps(&options, &python) }
 }
 
@@ -98,10 +97,6 @@ fn status(command: &mut Command) -> anyhow::Result<()> {
     if status.success() { Ok(()) } else { bail!("{command:?} failed") }
 }
 
-fn cargo(args: &[&str]) -> anyhow::Result<()> {
-    status(Command::new("cargo").args(args))
-}
-
 /// A program that answers each line with seconds.
 struct Stopwatch {
     child: Child,
@@ -139,10 +134,9 @@ fn compare_steps(options: &Options, python: &Path) -> anyhow::Result<()> {
     let mut theirs = Stopwatch::start(Command::new(python).arg(script).arg(&options.model).arg(&threads))?;
     let steps = Path::new("target/release/examples/steps");
     let mut ours = Stopwatch::start(Command::new(steps).arg(&options.model).arg(&threads))?;
-    let mut table = format!(
-        "{:<30} {:>10} {:>10} {:>7} {:>15}\n",
-        "tokens/s, medians", "llama.cpp", "baton", "ratio", "ratios"
-    );
+    let mut out = std::io::stdout();
+    let head = ["tokens/s, medians", "llama.cpp", "baton", "ratio", "ratios"];
+    writeln!(out, "{:<30} {:>10} {:>10} {:>7} {:>15}", head[0], head[1], head[2], head[3], head[4])?;
     let wanted = |name: &str| options.only.as_ref().is_none_or(|only| name.contains(only.as_str()));
     for (name, request, n_tokens) in CASES.into_iter().filter(|(name, ..)| wanted(name)) {
         // The first step of a kind touches memory for the first time.
@@ -164,13 +158,12 @@ fn compare_steps(options: &Options, python: &Path) -> anyhow::Result<()> {
         let ratio = median(&mut ratios);
         let (low, high) = (ratios[0], ratios[ratios.len() - 1]);
         writeln!(
-            table,
+            out,
             "{name:<30} {:>10.1} {:>10.1} {ratio:>7.2} {low:>7.2}..{high:.2}",
             n_tokens / their,
             n_tokens / our
         )?;
     }
-    std::io::stdout().write_all(table.as_bytes())?;
     Ok(())
 }
 
@@ -183,7 +176,10 @@ fn median(values: &mut [f64]) -> f64 {
 fn compare_servers(options: &Options, python: &Path) -> anyhow::Result<()> {
     let (mut theirs, mut ours) = (Vec::new(), Vec::new());
     for _ in 0..options.rounds {
-        theirs.push(ttft(python, &["llama.cpp", &options.model.display().to_string(), &options.threads.to_string()])?);
+        theirs.push(ttft(
+            python,
+            &["llama.cpp", &options.model.display().to_string(), &options.threads.to_string()],
+        )?);
         ours.push(baton_ttft(options, python)?);
     }
     let mut ratios: Vec<f64> = theirs.iter().zip(&ours).map(|(their, our)| their / our).collect();
@@ -203,9 +199,10 @@ fn compare_servers(options: &Options, python: &Path) -> anyhow::Result<()> {
 fn ttft(python: &Path, args: &[&str]) -> anyhow::Result<f64> {
     let output = Command::new(python).arg("xtask/python/ttft.py").args(args).output()?;
     let text = String::from_utf8_lossy(&output.stdout);
-    let line = text.lines().find(|line| line.starts_with("{\"p50\"")).with_context(|| {
-        format!("ttft.py {}: {}", args[0], String::from_utf8_lossy(&output.stderr))
-    })?;
+    let line = text
+        .lines()
+        .find(|line| line.starts_with("{\"p50\""))
+        .with_context(|| format!("ttft.py {}: {}", args[0], String::from_utf8_lossy(&output.stderr)))?;
     let p50 = line.split(['{', ',', ':', ' ']).filter(|word| !word.is_empty()).nth(1);
     p50.and_then(|p50| p50.parse().ok()).with_context(|| format!("`{line}` names no p50"))
 }
