@@ -89,7 +89,8 @@ impl Plain {
             let rows = self.forward.run(&mut self.arena, &[slice], &mut |_, _| {})?;
             start = end;
             if logits == Logits::Last {
-                let token = Sampler::default().sample(rows.row(0), &SamplingParams::GREEDY, tokens.len() as u64);
+                let token =
+                    Sampler::default().sample(rows.row(0), &SamplingParams::GREEDY, tokens.len() as u64);
                 tokens.push(token);
                 if is_end(token) {
                     break;

@@ -67,7 +67,9 @@ pub enum Drafter {
 impl Model {
     pub(crate) fn guesser(&self, threads: &Arc<ThreadPool>, config: EngineConfig) -> Guesser {
         match &self.drafter {
-            Drafter::Head(head) if config.speculate != Speculate::Never => Guesser::Head(Runner::new(Arc::clone(head), Arc::clone(threads))),
+            Drafter::Head(head) if config.speculate != Speculate::Never => {
+                Guesser::Head(Runner::new(Arc::clone(head), Arc::clone(threads)))
+            }
             Drafter::Model(weights) if config.speculate != Speculate::Never => {
                 let (weights, threads) = (Arc::clone(weights), Arc::clone(threads));
                 let model = DraftModel::new(weights, threads, config.n_blocks, config.max_running);
@@ -128,7 +130,8 @@ impl Engine {
         let live = Arc::new(AtomicUsize::new(0));
         let weights = &model.weights;
         let context_tokens = weights.shape().context_len.min(config.n_blocks as usize * kv::BLOCK_TOKENS);
-        let geometry = geometry_of(weights.shape().kv_geometry().with_dtype(config.kv_dtype), model.fingerprint);
+        let geometry =
+            geometry_of(weights.shape().kv_geometry().with_dtype(config.kv_dtype), model.fingerprint);
         let steps = Steps::new(model, threads, config, announcer.clone(), name.to_owned());
         let thread = std::thread::Builder::new().name(format!("engine {name}")).spawn(move || {
             let run = std::panic::AssertUnwindSafe(|| steps.run(&inbox));

@@ -1,8 +1,8 @@
 //! Runs a model on one device: schedule, forward, publish. Synchronous, without network; it owns KV memory.
 
 pub mod arena;
-pub mod engine;
 mod costs;
+pub mod engine;
 mod exports;
 pub mod forward;
 mod grants;

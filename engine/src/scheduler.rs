@@ -199,13 +199,18 @@ impl Scheduler {
     /// True for a sequence whose next token waits only for the last one.
     fn is_stream(&self, idx: usize) -> bool {
         let sequence = self.running.get(idx);
-        sequence.is_some_and(|s| s.state == State::Running && s.remaining() == 1 && s.computed >= s.prompt_tokens)
+        sequence
+            .is_some_and(|s| s.state == State::Running && s.remaining() == 1 && s.computed >= s.prompt_tokens)
     }
 
     /// Prefill tokens beside `n_streams` streams.
     fn prefill_budget(&self, n_streams: usize) -> usize {
         let limit = self.limits.step_tokens;
-        if n_streams == 0 { limit } else { self.costs.room_within(n_streams, MIXED_STEP_TIMES, limit).max(MIN_SLICE) }
+        if n_streams == 0 {
+            limit
+        } else {
+            self.costs.room_within(n_streams, MIXED_STEP_TIMES, limit).max(MIN_SLICE)
+        }
     }
 
     /// Sequences with prefill left, the most urgent first: the shortest rest, less what others have been given since.

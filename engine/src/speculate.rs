@@ -217,7 +217,8 @@ impl Speculation {
         index.extend(tokens, 1);
         let own = index.longest(tokens, tokens).map(|found| (found.len, &tokens[found.next..]));
         let recent = self.recent.iter().find(|(key, _)| *key == sequence.key);
-        let others = recent.and_then(|(_, recent)| recent.longest(tokens)).map(|(found, after)| (found.len, after));
+        let others =
+            recent.and_then(|(_, recent)| recent.longest(tokens)).map(|(found, after)| (found.len, after));
         let (n_matched, after) = match (own, others) {
             (Some(own), Some(others)) if others.0 > own.0 => others,
             (Some(own), _) => own,
@@ -245,7 +246,12 @@ impl Speculation {
     ) -> Vec<(usize, Draft)> {
         let Some(source) = self.guesser.source() else { return Vec::new() };
         let mut done = Vec::new();
-        let start = |&(idx, max_len): &(usize, usize)| Drafting { idx, draft: Draft::new(source), total: 1.0, max_len };
+        let start = |&(idx, max_len): &(usize, usize)| Drafting {
+            idx,
+            draft: Draft::new(source),
+            total: 1.0,
+            max_len,
+        };
         let mut active: Vec<Drafting> = unknown.iter().map(start).collect();
         for depth in 0..MAX_GUESSES {
             let typical = self.rates.typical(source);
@@ -282,7 +288,13 @@ impl Speculation {
 
     /// Learns from what a stream's step has shown: `outputs` are the new tokens, the rows of `rows` from `first_row` on
     /// the logits they came from. Ends the stream's draft.
-    pub(crate) fn learn(&mut self, sequence: &mut Sequence, outputs: &[u32], rows: &LogitRows, first_row: usize) {
+    pub(crate) fn learn(
+        &mut self,
+        sequence: &mut Sequence,
+        outputs: &[u32],
+        rows: &LogitRows,
+        first_row: usize,
+    ) {
         if self.mode == Speculate::Never {
             return;
         }
@@ -312,7 +324,8 @@ impl Speculation {
     /// took `took` with its drafts and would have taken `plain` seconds without.
     pub(crate) fn account(&self, accepted: [usize; 3], n_streams: usize, took: Duration, plain: f64) {
         let n_accepted: usize = accepted.iter().sum();
-        let saved = n_accepted as f64 * plain / n_streams.max(1) as f64 - (took.as_secs_f64() - plain).max(0.0);
+        let saved =
+            n_accepted as f64 * plain / n_streams.max(1) as f64 - (took.as_secs_f64() - plain).max(0.0);
         for source in Source::ALL {
             if n_accepted > 0 {
                 let share = accepted[source as usize] as f64 / n_accepted as f64;
@@ -333,7 +346,8 @@ impl Speculation {
             return;
         }
         let at = self.recent.iter().position(|(key, _)| *key == sequence.key);
-        let mut tenant = at.and_then(|at| self.recent.remove(at)).unwrap_or((sequence.key, Recent::default()));
+        let mut tenant =
+            at.and_then(|at| self.recent.remove(at)).unwrap_or((sequence.key, Recent::default()));
         tenant.1.add(output);
         self.recent.push_front(tenant);
         self.recent.truncate(MAX_TENANTS);
@@ -368,7 +382,14 @@ impl Guesser {
                     head.begin(active.iter().map(|d| (d.idx, &running[d.idx].speculation.hidden[..])));
                 }
                 let tokens = active.iter().map(|d| {
-                    (d.idx, *d.draft.tokens.last().or(running[d.idx].tokens.last()).expect("a prompt is not empty"))
+                    (
+                        d.idx,
+                        *d.draft
+                            .tokens
+                            .last()
+                            .or(running[d.idx].tokens.last())
+                            .expect("a prompt is not empty"),
+                    )
                 });
                 head.guess(tokens)
             }

@@ -128,7 +128,8 @@ impl Steps {
     fn measure_costs(&mut self) {
         let began = Instant::now();
         let mut measured = Vec::new();
-        let n_tokens_max = self.scheduler.max_step_tokens().min(self.context).min(self.arena.n_blocks() * BLOCK_TOKENS);
+        let n_tokens_max =
+            self.scheduler.max_step_tokens().min(self.context).min(self.arena.n_blocks() * BLOCK_TOKENS);
         for width in StepCosts::widths().take_while(|&width| width <= n_tokens_max) {
             let mut best = Duration::MAX;
             for _ in 0..3 {
@@ -350,7 +351,9 @@ impl Steps {
     /// Hands on the tokens of one step, until the turn ends with one of them.
     fn deliver_run(&mut self, id: SequenceId, tokens: &[u32]) {
         for (i, &token) in tokens.iter().enumerate() {
-            let Some(idx) = self.scheduler.running.iter().position(|sequence| sequence.id == id) else { return };
+            let Some(idx) = self.scheduler.running.iter().position(|sequence| sequence.id == id) else {
+                return;
+            };
             let sequence = &mut self.scheduler.running[idx];
             if i > 0 {
                 // The token before this one was drafted, so its KV is in place.

@@ -44,9 +44,8 @@ pub(crate) async fn load(choice: &ModelChoice, args: &EngineArgs) -> anyhow::Res
         let (weights, text) = (Arc::new(weights), TextModel::new(&checkpoint, &path)?);
         let drafter = match (speculation, draft) {
             (Speculation::Auto, Some(draft)) => Drafter::Model(load_draft(&draft, &text, &threads)?),
-            (Speculation::Auto, None) => {
-                DraftHead::built_in(&weights, &threads).map_or(Drafter::None, |head| Drafter::Head(Arc::new(head)))
-            }
+            (Speculation::Auto, None) => DraftHead::built_in(&weights, &threads)
+                .map_or(Drafter::None, |head| Drafter::Head(Arc::new(head))),
             (Speculation::Lookup | Speculation::Off, _) => Drafter::None,
         };
         let model = Model { weights, fingerprint: text.fingerprint, drafter };

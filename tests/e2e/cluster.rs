@@ -154,8 +154,7 @@ impl Worker {
         let Host { spec, tag, local } = host;
         let id = format!("{}-{idx}", if role == v1::Role::Prefill { "prefill" } else { "decode" });
         let name = format!("{tag}{id}");
-        let config =
-            EngineConfig {
+        let config = EngineConfig {
             n_blocks: spec.n_blocks,
             step_tokens: 64,
             max_running: 64,

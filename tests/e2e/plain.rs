@@ -34,7 +34,11 @@ pub(crate) static WEIGHTS: LazyLock<Arc<Weights>> = LazyLock::new(|| {
 /// The model as workers get it, with its draft head.
 pub(crate) static MODEL: LazyLock<Model> = LazyLock::new(|| {
     let head = DraftHead::built_in(&WEIGHTS, &threads(2)).expect("the test model has a head");
-    Model { weights: Arc::clone(&WEIGHTS), fingerprint: TEXT.fingerprint, drafter: Drafter::Head(Arc::new(head)) }
+    Model {
+        weights: Arc::clone(&WEIGHTS),
+        fingerprint: TEXT.fingerprint,
+        drafter: Drafter::Head(Arc::new(head)),
+    }
 });
 
 /// Tokenizer and chat template.

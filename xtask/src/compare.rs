@@ -183,7 +183,10 @@ fn median(values: &mut [f64]) -> f64 {
 fn compare_servers(options: &Options, python: &Path) -> anyhow::Result<()> {
     let (mut theirs, mut ours) = (Vec::new(), Vec::new());
     for _ in 0..options.rounds {
-        theirs.push(ttft(python, &["llama.cpp", &options.model.display().to_string(), &options.threads.to_string()])?);
+        theirs.push(ttft(
+            python,
+            &["llama.cpp", &options.model.display().to_string(), &options.threads.to_string()],
+        )?);
         ours.push(baton_ttft(options, python)?);
     }
     let mut ratios: Vec<f64> = theirs.iter().zip(&ours).map(|(their, our)| their / our).collect();
@@ -203,9 +206,10 @@ fn compare_servers(options: &Options, python: &Path) -> anyhow::Result<()> {
 fn ttft(python: &Path, args: &[&str]) -> anyhow::Result<f64> {
     let output = Command::new(python).arg("xtask/python/ttft.py").args(args).output()?;
     let text = String::from_utf8_lossy(&output.stdout);
-    let line = text.lines().find(|line| line.starts_with("{\"p50\"")).with_context(|| {
-        format!("ttft.py {}: {}", args[0], String::from_utf8_lossy(&output.stderr))
-    })?;
+    let line = text
+        .lines()
+        .find(|line| line.starts_with("{\"p50\""))
+        .with_context(|| format!("ttft.py {}: {}", args[0], String::from_utf8_lossy(&output.stderr)))?;
     let p50 = line.split(['{', ',', ':', ' ']).filter(|word| !word.is_empty()).nth(1);
     p50.and_then(|p50| p50.parse().ok()).with_context(|| format!("`{line}` names no p50"))
 }

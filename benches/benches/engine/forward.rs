@@ -54,7 +54,12 @@ fn cases(context_len: usize) -> Vec<Case> {
 }
 
 /// Measures all cases in `rounds` rounds, so that a slow moment hits all of them alike, and prints the table.
-pub fn run(weights: &Arc<Weights>, pool: &Arc<ThreadPool>, limits: Limits, rounds: usize) -> anyhow::Result<()> {
+pub fn run(
+    weights: &Arc<Weights>,
+    pool: &Arc<ThreadPool>,
+    limits: Limits,
+    rounds: usize,
+) -> anyhow::Result<()> {
     let shape = weights.shape();
     let longest = PREFILLS[2].min(shape.context_len);
     let mut forward = Forward::new(Arc::clone(weights), Arc::clone(pool), longest);

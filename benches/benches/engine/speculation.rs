@@ -64,7 +64,8 @@ pub fn run(
         let (mut plain, mut fast, mut ratios) = (Vec::new(), Vec::new(), Vec::new());
         for round in 0..alternations {
             // Who goes first changes, and every run begins with an empty cache.
-            let mut pair = if round % 2 == 0 { [PLAIN, FAST] } else { [FAST, PLAIN] }.map(|mode| (mode, None));
+            let mut pair =
+                if round % 2 == 0 { [PLAIN, FAST] } else { [FAST, PLAIN] }.map(|mode| (mode, None));
             for (speculate, result) in &mut pair {
                 *result = Some(decode(case, weights, pool, text, *speculate)?);
             }
@@ -99,11 +100,18 @@ fn decode(
     text: &TextModel,
     speculate: Speculate,
 ) -> anyhow::Result<Run> {
-    let drafter = DraftHead::built_in(weights, pool).map_or(Drafter::None, |head| Drafter::Head(Arc::new(head)));
+    let drafter =
+        DraftHead::built_in(weights, pool).map_or(Drafter::None, |head| Drafter::Head(Arc::new(head)));
     let model = Model { weights: Arc::clone(weights), fingerprint: text.fingerprint, drafter };
     let kv_dtype = KvDtype::F16;
-    let config =
-        EngineConfig { n_blocks: 1024, step_tokens: 256, max_running: 32, max_turns: 32, kv_dtype, speculate };
+    let config = EngineConfig {
+        n_blocks: 1024,
+        step_tokens: 256,
+        max_running: 32,
+        max_turns: 32,
+        kv_dtype,
+        speculate,
+    };
     let engine = Engine::start(model, Arc::clone(pool), config, "bench")?;
     let (mut outputs, mut n_tokens, mut seconds) = (Vec::new(), 0, 0.0);
     for batch in case.prompts.chunks(case.batch) {

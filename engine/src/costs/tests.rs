@@ -30,7 +30,11 @@ fn follows_a_machine_that_becomes_slower_and_one_width_that_is_dearer() {
         costs.observe(1, ms(20));
         costs.observe(4, ms(40));
     }
-    assert!((costs.of(4) / costs.of(1) - 2.0).abs() < 0.1, "the shape follows: {}", costs.of(4) / costs.of(1));
+    assert!(
+        (costs.of(4) / costs.of(1) - 2.0).abs() < 0.1,
+        "the shape follows: {}",
+        costs.of(4) / costs.of(1)
+    );
 }
 
 #[test]

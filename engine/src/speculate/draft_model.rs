@@ -46,7 +46,12 @@ struct Run {
 }
 
 impl DraftModel {
-    pub(crate) fn new(weights: Arc<Weights>, threads: Arc<ThreadPool>, n_blocks: u32, max_streams: usize) -> Self {
+    pub(crate) fn new(
+        weights: Arc<Weights>,
+        threads: Arc<ThreadPool>,
+        n_blocks: u32,
+        max_streams: usize,
+    ) -> Self {
         let arena = KvArena::new(weights.shape().kv_geometry(), n_blocks as usize);
         let forward = Forward::new(weights, threads, STEP_TOKENS + max_streams);
         Self { forward, arena, pool: BlockPool::new(n_blocks), places: HashMap::new() }
@@ -85,14 +90,18 @@ impl DraftModel {
         let place = self.places.entry(sequence.id).or_default();
         let from = place.computed / BLOCK_TOKENS;
         let last = tokens.len() - 1;
-        if place.computed.is_multiple_of(BLOCK_TOKENS) && place.table.len() == from && from < last / BLOCK_TOKENS {
+        if place.computed.is_multiple_of(BLOCK_TOKENS)
+            && place.table.len() == from
+            && from < last / BLOCK_TOKENS
+        {
             let held = self.pool.acquire_prefix(&sequence.hashes[from..last / BLOCK_TOKENS]);
             place.n_sealed = from + held.len();
             place.computed += held.len() * BLOCK_TOKENS;
             place.table.extend(held);
         }
         let start = place.computed;
-        let wanted = tokens[start.min(tokens.len())..].iter().chain(&draft[start.saturating_sub(tokens.len())..]);
+        let wanted =
+            tokens[start.min(tokens.len())..].iter().chain(&draft[start.saturating_sub(tokens.len())..]);
         let tokens: Vec<u32> = wanted.copied().take(budget).collect();
         let n_blocks = (start + tokens.len()).div_ceil(BLOCK_TOKENS).saturating_sub(place.table.len());
         match self.pool.allocate(n_blocks) {

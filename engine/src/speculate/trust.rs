@@ -44,7 +44,10 @@ const PROBABILITY_CLASSES: [(f64, f64); N_CLASSES] =
 impl Evidence {
     /// `n_matched` tokens before the proposed one agree with an earlier place.
     pub(crate) fn of_match(n_matched: usize) -> Self {
-        Self { source: Source::Lookup, class: MATCH_CLASSES.partition_point(|class| class.0 <= n_matched) - 1 }
+        Self {
+            source: Source::Lookup,
+            class: MATCH_CLASSES.partition_point(|class| class.0 <= n_matched) - 1,
+        }
     }
 
     /// A guesser gives its likeliest token this probability.

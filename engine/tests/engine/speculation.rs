@@ -46,7 +46,9 @@ impl Recorder for Accounts {
     fn register_counter(&self, key: &Key, _: &Metadata<'_>) -> Counter {
         let source = key.labels().find(|label| label.key() == "source").map(metrics::Label::value);
         match SOURCES.iter().position(|name| source == Some(name)) {
-            Some(source) if key.name() == names::DRAFT_ACCEPTED => Counter::from_arc(Arc::new(Accepted(source))),
+            Some(source) if key.name() == names::DRAFT_ACCEPTED => {
+                Counter::from_arc(Arc::new(Accepted(source)))
+            }
             _ => Counter::noop(),
         }
     }
@@ -82,7 +84,8 @@ impl Host {
             kv_dtype: KvDtype::F16,
             speculate,
         };
-        let engine = Engine::start(model, Arc::new(pool(1)), config, "test").expect("a thread can be started");
+        let engine =
+            Engine::start(model, Arc::new(pool(1)), config, "test").expect("a thread can be started");
         Self { engine, key: HashKey::derive(&[7; 32], b"") }
     }
 
@@ -266,7 +269,8 @@ fn second_token(weights: &Arc<Weights>, prompt: &[u32], temperature: f32) -> Vec
 
 fn softmax(logits: &[f32], temperature: f32) -> Vec<f64> {
     let peak = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-    let weights: Vec<f64> = logits.iter().map(|&logit| (f64::from(logit - peak) / f64::from(temperature)).exp()).collect();
+    let weights: Vec<f64> =
+        logits.iter().map(|&logit| (f64::from(logit - peak) / f64::from(temperature)).exp()).collect();
     let sum: f64 = weights.iter().sum();
     weights.into_iter().map(|weight| weight / sum).collect()
 }
