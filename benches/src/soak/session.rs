@@ -7,6 +7,7 @@ use std::time::Duration;
 use tokio::sync::{mpsc, watch};
 
 use super::plan::{Cut, Plan, Session, Turn};
+use super::tally::is_overload;
 use crate::client::{Connection, Request};
 use crate::drive::Settings;
 use crate::pacing::Clock;
@@ -93,7 +94,7 @@ impl Client {
         }
     }
 
-    /// Runs the session's turns until one does not fit or fails.
+    /// Runs the session's turns until one does not fit or fails otherwise than for overload.
     async fn session(&mut self, session: &Session) -> Result<(), Stop> {
         let mut responses: Vec<Response> = Vec::new();
         for (idx, turn) in session.turns.iter().enumerate() {
@@ -114,13 +115,16 @@ impl Client {
             let frame = self.frame(turn, parent);
             let end = self.turn(frame, turn.cut, &mut record).await?;
             let n_tokens = usize::try_from(record.input_tokens + record.output_tokens).unwrap_or(usize::MAX);
-            let failed = end == End::Failed;
+            let error = record.error.clone();
             if let End::Answered(id) = &end {
                 responses.push(Response { id: id.clone(), n_tokens });
             }
             self.tell(News::Ended(Box::new(Over { record, end, forked }))).await?;
-            if failed {
-                return self.pause(PAUSE_AFTER_FAILURE).await;
+            if let Some(code) = error {
+                self.pause(PAUSE_AFTER_FAILURE).await?;
+                if !is_overload(&code) {
+                    return Ok(());
+                }
             }
         }
         Ok(())

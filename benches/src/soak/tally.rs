@@ -115,13 +115,18 @@ impl Tally {
                 let text = format!("{code}: {}", record.message.as_deref().unwrap_or("no more is known"));
                 match code {
                     "context_length_exceeded" => self.refused_too_long += 1,
-                    "server_is_overloaded" | "rate_limit_exceeded" => self.refused_overload += 1,
+                    code if is_overload(code) => self.refused_overload += 1,
                     _ => return self.error(format!("{text} ({} turn {})", record.session, record.turn)),
                 }
                 count(&mut self.refusals, without_numbers(&text));
             }
         }
     }
+}
+
+/// The request may be sent again later.
+pub(super) fn is_overload(code: &str) -> bool {
+    matches!(code, "server_is_overloaded" | "rate_limit_exceeded")
 }
 
 fn longest(so_far: &mut f64, time: Duration) {
