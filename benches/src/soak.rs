@@ -24,7 +24,7 @@ use self::metrics::{Sample, Source};
 use self::plan::Plan;
 use self::report::{Report, leftovers};
 use self::session::{Client, Shared};
-use self::tally::{STALL, Tally};
+use self::tally::Tally;
 use crate::drive::Settings;
 use crate::options::Options;
 use crate::pacing::Clock;
@@ -150,7 +150,7 @@ impl Soak {
                 },
                 Some(sample) = samples.recv() => self.keep(sample),
                 () = clock.until(stalls_at.unwrap_or_default()), if stalls_at.is_some() => {
-                    self.tally.error(format!("stall: no text on any connection for {} s", STALL.as_secs()));
+                    self.tally.stall();
                     break;
                 }
                 () = clock.until(self.end), if !is_ending => {

@@ -8,7 +8,7 @@ use serde::Serialize;
 use super::session::{End, News, Over};
 
 /// Turns are open and no text comes on any connection: the server has stalled.
-pub(super) const STALL: Duration = Duration::from_secs(30);
+const STALL: Duration = Duration::from_secs(30);
 /// Different texts that are told apart.
 const MAX_TEXTS: usize = 100;
 /// Where texts beyond those are counted.
@@ -68,6 +68,12 @@ impl Tally {
     /// Counts something that should not have happened.
     pub(super) fn error(&mut self, text: String) {
         count(&mut self.errors, text);
+    }
+
+    /// Counts a stall: the time of [`Tally::stalls_at`] has come.
+    pub(super) fn stall(&mut self) {
+        longest(&mut self.longest_silence_s, STALL);
+        self.error(format!("stall: no text on any connection for {} s", STALL.as_secs()));
     }
 
     /// How often something happened that should not have.
