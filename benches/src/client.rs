@@ -18,14 +18,14 @@ use crate::record::Record;
 
 /// To connect and to be answered the upgrade, or the list of models.
 const CONNECT_LIMIT: Duration = Duration::from_secs(10);
-/// The longest list of models that is read.
-const MAX_MODELS_BYTES: u64 = 1 << 20;
+/// The longest answer over plain HTTP that is read.
+const MAX_HTTP_BYTES: u64 = 4 << 20;
 
 /// A server that cannot be used at all.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    #[error("`{url}` is no address to replay against: write ws://HOST[:PORT]/PATH")]
-    Url { url: String },
+    #[error("`{url}` is no address that can be used here: write {scheme}://HOST[:PORT]/PATH")]
+    Url { url: String, scheme: &'static str },
     #[error("cannot reach {address}: {problem}")]
     Unreachable { address: String, problem: String },
     #[error("{address} does not say which models it serves ({problem}): name one with --model")]
@@ -77,6 +77,7 @@ struct Response {
 #[derive(Deserialize)]
 struct Problem {
     code: Option<String>,
+    message: Option<String>,
 }
 
 #[derive(Deserialize)]
@@ -97,14 +98,38 @@ struct Details {
 }
 
 impl Target {
-    /// Checks `url`.
+    /// Checks the address of a Responses API, `ws://...`.
     ///
     /// # Errors
     /// [`Error::Url`].
     pub fn new(url: &str) -> Result<Self, Error> {
-        let wrong = || Error::Url { url: url.to_owned() };
+        Self::with_scheme(url, "ws")
+    }
+
+    /// Checks an address for [`Target::get`], `http://...`.
+    ///
+    /// # Errors
+    /// [`Error::Url`].
+    pub fn http(url: &str) -> Result<Self, Error> {
+        Self::with_scheme(url, "http")
+    }
+
+    /// The same server's page at `path`, for [`Target::get`].
+    #[must_use]
+    pub fn page(&self, path: &str) -> Self {
+        Self { url: format!("http://{}{path}", self.address), address: self.address.clone() }
+    }
+
+    /// The address as it was written.
+    #[must_use]
+    pub fn url(&self) -> &str {
+        &self.url
+    }
+
+    fn with_scheme(url: &str, scheme: &'static str) -> Result<Self, Error> {
+        let wrong = || Error::Url { url: url.to_owned(), scheme };
         let uri: Uri = url.parse().map_err(|_| wrong())?;
-        let host = uri.host().filter(|_| uri.scheme_str() == Some("ws")).ok_or_else(wrong)?;
+        let host = uri.host().filter(|_| uri.scheme_str() == Some(scheme)).ok_or_else(wrong)?;
         let address = format!("{host}:{}", uri.port_u16().unwrap_or(80));
         Ok(Self { url: url.to_owned(), address })
     }
@@ -115,20 +140,36 @@ impl Target {
     /// When the server is not there or lists none.
     pub async fn first_model(&self) -> Result<String, Error> {
         let failed = |problem: String| Error::Models { address: self.address.clone(), problem };
-        let mut stream = self.dial().await?;
-        let request =
-            format!("GET /v1/models HTTP/1.1\r\nHost: {}\r\nConnection: close\r\n\r\n", self.address);
+        let answer = self.page("/v1/models").exchange_http(self.dial().await?).await.map_err(failed)?;
+        first_model(&answer).map_err(failed)
+    }
+
+    /// The body of the page, over plain HTTP.
+    ///
+    /// # Errors
+    /// When there is none, in words.
+    pub async fn get(&self) -> Result<String, String> {
+        let stream = self.dial().await.map_err(|error| error.to_string())?;
+        let answer = self.exchange_http(stream).await?;
+        body(&answer).map(str::to_owned)
+    }
+
+    /// Asks for the page; the answer as it came, head and all.
+    async fn exchange_http(&self, mut stream: TcpStream) -> Result<String, String> {
+        let Self { url, address } = self;
+        let uri: Uri = url.parse().map_err(|_| format!("`{url}` is no address"))?;
+        let path = uri.path();
+        let request = format!("GET {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n");
         let mut answer = Vec::new();
         let exchange = async {
             stream.write_all(request.as_bytes()).await?;
-            stream.take(MAX_MODELS_BYTES).read_to_end(&mut answer).await
+            stream.take(MAX_HTTP_BYTES).read_to_end(&mut answer).await
         };
         match timeout(CONNECT_LIMIT, exchange).await {
-            Ok(Ok(_)) => {}
-            Ok(Err(error)) => return Err(failed(error.to_string())),
-            Err(_) => return Err(failed("no answer".to_owned())),
+            Ok(Ok(_)) => Ok(String::from_utf8_lossy(&answer).into_owned()),
+            Ok(Err(error)) => Err(error.to_string()),
+            Err(_) => Err("no answer".to_owned()),
         }
-        first_model(&String::from_utf8_lossy(&answer)).map_err(failed)
     }
 
     /// Checks that somebody listens.
@@ -145,14 +186,20 @@ impl Target {
     }
 }
 
-/// The model in an HTTP answer.
-fn first_model(answer: &str) -> Result<String, String> {
+/// What follows the head of an HTTP answer, possibly in chunks.
+fn body(answer: &str) -> Result<&str, String> {
     let status = answer.lines().next().unwrap_or_default();
     if !status.contains(" 200") {
         return Err(format!("it answers `{status}`"));
     }
+    answer.split_once("\r\n\r\n").map(|(_, body)| body).ok_or_else(|| "it answers a head only".to_owned())
+}
+
+/// The model in an HTTP answer.
+fn first_model(answer: &str) -> Result<String, String> {
+    let body = body(answer)?;
     // The body may be chunked: its JSON object is all that is needed.
-    let json = answer.find("\r\n\r\n").and_then(|at| answer[at..].find('{').map(|open| &answer[at + open..]));
+    let json = body.find('{').map(|open| &body[open..]);
     let body = json.and_then(|json| serde_json::Deserializer::from_str(json).into_iter().next());
     let body: serde_json::Value = body.and_then(Result::ok).ok_or("it answers no JSON object")?;
     let id = body["data"][0]["id"].as_str().ok_or("its list of models is empty")?;
@@ -207,8 +254,6 @@ impl Connection {
         clock: &Clock,
         record: &mut Record,
     ) -> Option<String> {
-        record.bytes_up = frame.len();
-        record.sent = clock.now();
         let result = timeout(limit, self.send_and_read(frame, clock, record)).await;
         record.done = clock.now();
         match result.unwrap_or_else(|_| Err("timeout".to_owned())) {
@@ -220,23 +265,45 @@ impl Connection {
         }
     }
 
+    /// Sends `frame`; fills `record`.
+    ///
+    /// # Errors
+    /// The code `closed`.
+    pub async fn send(&mut self, frame: String, clock: &Clock, record: &mut Record) -> Result<(), String> {
+        record.bytes_up = frame.len();
+        record.sent = clock.now();
+        self.socket.send(Message::text(frame)).await.map_err(|error| {
+            record.message = Some(error.to_string());
+            "closed".to_owned()
+        })
+    }
+
+    /// Waits for one message and books it; the outcome if it is the last one of the response. May be dropped.
+    pub async fn next_event(&mut self, clock: &Clock, record: &mut Record) -> Option<Result<String, String>> {
+        let message = self.socket.next().await;
+        let why = match message {
+            Some(Ok(Message::Text(text))) => {
+                record.bytes_down += text.len();
+                return read_event(&text, clock.now(), record);
+            }
+            Some(Ok(Message::Close(frame))) => frame.map(|frame| frame.to_string()),
+            Some(Ok(_)) => return None,
+            Some(Err(error)) => Some(error.to_string()),
+            None => None,
+        };
+        record.message = why;
+        Some(Err("closed".to_owned()))
+    }
+
     async fn send_and_read(
         &mut self,
         frame: String,
         clock: &Clock,
         record: &mut Record,
     ) -> Result<String, String> {
-        self.socket.send(Message::text(frame)).await.map_err(|_| "closed".to_owned())?;
+        self.send(frame, clock, record).await?;
         loop {
-            let message = self.socket.next().await;
-            let now = clock.now();
-            let text = match message {
-                Some(Ok(Message::Text(text))) => text,
-                Some(Ok(Message::Close(_)) | Err(_)) | None => return Err("closed".to_owned()),
-                Some(Ok(_)) => continue,
-            };
-            record.bytes_down += text.len();
-            if let Some(end) = read_event(&text, now, record) {
+            if let Some(end) = self.next_event(clock, record).await {
                 return end;
             }
         }
@@ -256,7 +323,7 @@ fn read_event(text: &str, now: Duration, record: &mut Record) -> Option<Result<S
             record.first_text.get_or_insert(now);
             None
         }
-        "error" => Some(Err(code(event.error, "error"))),
+        "error" => Some(Err(code(event.error, "error", record))),
         "response.completed" | "response.incomplete" | "response.failed" => {
             let Some(response) = event.response else { return Some(Err("protocol".to_owned())) };
             if let Some(usage) = &response.usage {
@@ -265,15 +332,15 @@ fn read_event(text: &str, now: Duration, record: &mut Record) -> Option<Result<S
                 record.cached_tokens =
                     usage.input_tokens_details.as_ref().map_or(0, |details| details.cached_tokens);
             }
-            Some(outcome(&event.kind, response))
+            Some(outcome(&event.kind, response, record))
         }
         _ => None,
     }
 }
 
-fn outcome(kind: &str, response: Response) -> Result<String, String> {
+fn outcome(kind: &str, response: Response, record: &mut Record) -> Result<String, String> {
     match (kind, response.incomplete_details) {
-        ("response.failed", _) => Err(code(response.error, "failed")),
+        ("response.failed", _) => Err(code(response.error, "failed", record)),
         // The replayer itself limits the answers.
         ("response.incomplete", Some(details)) if details.reason != "max_output_tokens" => {
             Err(format!("incomplete: {}", details.reason))
@@ -282,8 +349,11 @@ fn outcome(kind: &str, response: Response) -> Result<String, String> {
     }
 }
 
-fn code(problem: Option<Problem>, otherwise: &str) -> String {
-    problem.and_then(|problem| problem.code).unwrap_or_else(|| otherwise.to_owned())
+/// The problem's code; its message goes into the record.
+fn code(problem: Option<Problem>, otherwise: &str, record: &mut Record) -> String {
+    let Some(Problem { code, message }) = problem else { return otherwise.to_owned() };
+    record.message = message;
+    code.unwrap_or_else(|| otherwise.to_owned())
 }
 
 #[cfg(test)]

@@ -2,6 +2,8 @@
 //!
 //! ```text
 //! options ─▶ trace | synth ─▶ workload ─▶ drive (pacing, client) ─▶ records ─▶ report
+//!
+//! options ─▶ soak (plan, clients, metrics) ─▶ soak report
 //! ```
 
 pub mod client;
@@ -10,6 +12,7 @@ pub mod options;
 pub mod pacing;
 pub mod record;
 pub mod report;
+pub mod soak;
 pub mod synth;
 pub mod text;
 pub mod trace;

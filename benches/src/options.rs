@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use clap::{Parser, ValueEnum};
+use clap::{Args, Parser, ValueEnum};
 use serde::Serialize;
 
 /// When requests are sent.
@@ -89,6 +89,29 @@ pub struct Options {
     /// Ends with exit code 0 even if requests failed.
     #[arg(long)]
     pub allow_errors: bool,
+    #[command(flatten)]
+    pub soak: Soak,
+}
+
+/// A soak: random load for a time, then a look at what the server still holds.
+#[derive(Debug, Clone, Args, Serialize)]
+pub struct Soak {
+    /// Keeps --concurrency clients busy with random sessions for so many seconds, and checks that nothing is left.
+    #[arg(long, value_parser = positive,
+          conflicts_with_all = ["trace", "rate", "start", "end", "limit", "mode", "sessions", "allow_errors"])]
+    pub soak_s: Option<f64>,
+    /// Share of a soak's turns whose client goes away before the answer is complete.
+    #[arg(long, default_value_t = 0.1, requires = "soak_s", value_parser = share)]
+    pub cancel: f64,
+    /// Share of a soak's turns that continue an older response than the latest.
+    #[arg(long, default_value_t = 0.1, requires = "soak_s", value_parser = share)]
+    pub fork: f64,
+    /// More pages of metrics for a soak to read, one for each process with a worker.
+    #[arg(long, requires = "soak_s")]
+    pub metrics_url: Vec<String>,
+    /// Process whose memory a soak watches.
+    #[arg(long, requires = "soak_s")]
+    pub pid: Option<u32>,
 }
 
 impl Options {
@@ -111,6 +134,11 @@ fn positive(text: &str) -> Result<f64, String> {
 fn not_negative(text: &str) -> Result<f64, String> {
     number(text)
         .and_then(|value| if value >= 0.0 { Ok(value) } else { Err("must not be negative".to_owned()) })
+}
+
+fn share(text: &str) -> Result<f64, String> {
+    let value = not_negative(text)?;
+    if value <= 1.0 { Ok(value) } else { Err("must not be above 1".to_owned()) }
 }
 
 /// A number small enough for a time in seconds.

@@ -34,6 +34,8 @@ pub struct Record {
     pub handshake: Option<Duration>,
     /// The server's error code, or `connect`, `closed`, `timeout`, `protocol`.
     pub error: Option<String>,
+    /// What else was said about it.
+    pub message: Option<String>,
 }
 
 impl Record {

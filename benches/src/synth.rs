@@ -9,7 +9,7 @@ use crate::workload::{Chain, Session, Turn, Workload};
 /// The sessions that `options` describe; the same options give the same text.
 #[must_use]
 pub fn sessions(options: &Options) -> Workload {
-    let system = Text::words(mix(options.seed, u64::MAX), options.system_tokens);
+    let system = system(options);
     let delay = Duration::from_millis(options.tool_ms.unwrap_or(Options::TOOL_MS));
     let turn = |session: u64, idx: u64| Turn {
         chain: if idx == 0 { Chain::Opens } else { Chain::Continues },
@@ -27,6 +27,12 @@ pub fn sessions(options: &Options) -> Workload {
         })
         .collect();
     Workload { sessions, notes: Vec::new() }
+}
+
+/// The system prompt of all of them.
+#[must_use]
+pub fn system(options: &Options) -> Text {
+    Text::words(mix(options.seed, u64::MAX), options.system_tokens)
 }
 
 #[cfg(test)]

@@ -7,7 +7,7 @@ use crate::text::Text;
 use crate::{synth, trace};
 
 /// Tokens that a chat template adds to a turn, at most.
-const TEMPLATE_TOKENS: usize = 48;
+pub(crate) const TEMPLATE_TOKENS: usize = 48;
 
 /// How a turn relates to the one before it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -54,7 +54,7 @@ fn cases(context_len: usize) -> Vec<Case> {
 }
 
 /// Measures all cases in `rounds` rounds, so that a slow moment hits all of them alike, and prints the table.
-pub fn run(
+pub(crate) fn run(
     weights: &Arc<Weights>,
     pool: &Arc<ThreadPool>,
     limits: Limits,

@@ -13,7 +13,7 @@ const N_BURSTS: usize = 24;
 
 /// Limits of a number of threads together.
 #[derive(Debug, Clone, Copy)]
-pub struct Limits {
+pub(crate) struct Limits {
     /// Bytes per second.
     pub read: f64,
     /// Integer operations per second, a multiplication and an addition counting as two.
@@ -23,7 +23,7 @@ pub struct Limits {
 }
 
 /// Measures all threads of `pool` at once.
-pub fn measure(pool: &ThreadPool) -> Limits {
+pub(crate) fn measure(pool: &ThreadPool) -> Limits {
     let words = vec![1_u64; READ_BYTES / 8];
     let mut best = Limits { read: 0.0, int8: 0.0, f32: 0.0 };
     for _ in 0..N_BURSTS {

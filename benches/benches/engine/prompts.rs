@@ -1,7 +1,7 @@
 //! What is asked in the speculation part.
 
 /// Text that repeats what it was given: edits, echoes, conversions.
-pub const AGENT: [&str; 6] = [
+pub(crate) const AGENT: [&str; 6] = [
     "Repeat this file exactly, without any comment:\n```python\nimport json\nimport sys\n\n\ndef load_config(path):\n    with open(path) as handle:\n        config = json.load(handle)\n    config.setdefault(\"retries\", 3)\n    config.setdefault(\"timeout\", 30)\n    return config\n\n\ndef main():\n    config = load_config(sys.argv[1])\n    print(config[\"retries\"], config[\"timeout\"])\n\n\nif __name__ == \"__main__\":\n    main()\n```",
     "The tool returned:\n{\"files\": [{\"name\": \"src/main.rs\", \"size\": 1204, \"modified\": \"2026-01-03\"}, {\"name\": \"src/lib.rs\", \"size\": 8810, \"modified\": \"2026-01-05\"}, {\"name\": \"src/config.rs\", \"size\": 2203, \"modified\": \"2026-01-05\"}, {\"name\": \"tests/basic.rs\", \"size\": 912, \"modified\": \"2025-12-28\"}], \"total\": 4}\nReturn the same JSON object.",
     "Change the name of the function `area` to `surface` and print the whole file:\n```python\ndef area(width, height):\n    if width < 0 or height < 0:\n        raise ValueError(\"sizes are positive\")\n    return width * height\n\n\ndef volume(width, height, depth):\n    return area(width, height) * depth\n\n\ndef describe(width, height):\n    return f\"{width} by {height}: {area(width, height)}\"\n```",
@@ -11,7 +11,7 @@ pub const AGENT: [&str; 6] = [
 ];
 
 /// Ordinary questions.
-pub const CHAT: [&str; 16] = [
+pub(crate) const CHAT: [&str; 16] = [
     "What is the capital of France, and what is it known for?",
     "Explain how a bicycle stays upright.",
     "Write a short letter to a friend about a rainy holiday.",

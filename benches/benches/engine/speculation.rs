@@ -50,7 +50,7 @@ struct Run {
 
 /// Prints tokens per second and ratios.
 #[expect(clippy::print_stdout, reason = "it prints its findings")]
-pub fn run(
+pub(crate) fn run(
     weights: &Arc<Weights>,
     pool: &Arc<ThreadPool>,
     text: &TextModel,
