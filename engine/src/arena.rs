@@ -10,6 +10,7 @@
 use std::ops::Range;
 
 use kernels::attention::{BLOCK_TOKENS, Heads, KvDtype, LayerPlace};
+use kernels::table::Table;
 
 #[cfg(test)]
 mod tests;
@@ -79,13 +80,13 @@ pub struct KvArena {
     geometry: KvGeometry,
     n_blocks: usize,
     /// The kernels know what is in it; the system hands out zeroed integers without touching the pages.
-    words: Vec<u16>,
+    words: Table<u16>,
 }
 
 impl KvArena {
     /// Memory for `n_blocks` blocks; pages are claimed when first written.
     pub fn new(geometry: KvGeometry, n_blocks: usize) -> Self {
-        Self { geometry, n_blocks, words: vec![0; n_blocks * geometry.block_len()] }
+        Self { geometry, n_blocks, words: Table::zeroed(n_blocks * geometry.block_len()) }
     }
 
     pub fn geometry(&self) -> KvGeometry {

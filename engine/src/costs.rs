@@ -49,11 +49,12 @@ impl StepCosts {
         let slope = if n == 1 {
             self.seconds[0] / 16.0
         } else {
-            let run = (WIDTHS[n - 1] - WIDTHS[0]) as f64;
-            ((self.seconds[n - 1] - self.seconds[0]) / run).max(0.0)
+            let run = (WIDTHS[n - 1] - WIDTHS[n - 2]) as f64;
+            ((self.seconds[n - 1] - self.seconds[n - 2]) / run).max(0.0)
         };
-        for i in n..WIDTHS.len() {
-            self.seconds[i] = self.seconds[n - 1] + slope * (WIDTHS[i] - WIDTHS[n - 1]) as f64;
+        let (known, beyond) = self.seconds.split_at_mut(n);
+        for (seconds, width) in beyond.iter_mut().zip(&WIDTHS[n..]) {
+            *seconds = known[n - 1] + slope * (width - WIDTHS[n - 1]) as f64;
         }
         // A wider step is never cheaper; what looks so is noise.
         for i in (0..WIDTHS.len() - 1).rev() {

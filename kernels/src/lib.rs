@@ -14,5 +14,6 @@ pub mod peak;
 pub mod pool;
 pub mod quant;
 mod simd;
+pub mod table;
 
 pub use simd::LANES;

@@ -24,6 +24,9 @@ pub const LANES: usize = 16;
 #[repr(C, align(64))]
 pub(crate) struct Line(pub(crate) [u8; 64]);
 
+// SAFETY: bytes of zero are bytes; a line is aligned to 64.
+unsafe impl crate::table::Zero for Line {}
+
 pub(crate) trait Simd: Copy {
     /// Values are arrays in memory, not registers.
     const IS_PORTABLE: bool;

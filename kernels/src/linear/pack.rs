@@ -7,6 +7,7 @@ use crate::{
     pool::ThreadPool,
     quant::{self, DType, f16_at, k_codes, k_factors},
     simd::{LANES, Line},
+    table::{Table, Zero},
 };
 
 /// A packed matrix; the first index of every array is the group of 16 rows.
@@ -14,20 +15,20 @@ use crate::{
 pub(super) enum Packed {
     Blocks(DType, Blocks),
     /// `[group][input][row]`.
-    F32(Vec<[f32; LANES]>),
-    F16(Vec<[f16; LANES]>),
-    BF16(Vec<[bf16; LANES]>),
+    F32(Table<[f32; LANES]>),
+    F16(Table<[f16; LANES]>),
+    BF16(Table<[bf16; LANES]>),
 }
 
 /// Weights that share scales; see [`Layout`].
 #[derive(Debug)]
 pub(super) struct Blocks {
     /// `[group][block][n_lines]`.
-    pub(super) lines: Vec<Line>,
+    pub(super) lines: Table<Line>,
     /// `[group][block / span][n_params]`: scale, then perhaps minimum.
-    pub(super) params: Vec<Halves>,
+    pub(super) params: Table<Halves>,
     /// `[group][block][n_factors]`: of the scale, then of the minimum or of the scale's second half.
-    pub(super) factors: Vec<[i8; LANES]>,
+    pub(super) factors: Table<[i8; LANES]>,
 }
 
 /// How a block of 32 inputs and 16 rows lies in memory. A number's lowest four bits are in a nibble of lines 0..4:
@@ -75,9 +76,9 @@ impl Packed {
         }
         let rows = Rows { dtype, bytes, n_rows, n_in };
         Ok(match dtype {
-            DType::F32 => Self::F32(rows.pack_plain([0.0; LANES], |b| f32::from_le_bytes(*b))),
-            DType::F16 => Self::F16(rows.pack_plain([f16::ZERO; LANES], |b| f16::from_le_bytes(*b))),
-            DType::BF16 => Self::BF16(rows.pack_plain([bf16::ZERO; LANES], |b| bf16::from_le_bytes(*b))),
+            DType::F32 => Self::F32(rows.pack_plain(|b| f32::from_le_bytes(*b))),
+            DType::F16 => Self::F16(rows.pack_plain(|b| f16::from_le_bytes(*b))),
+            DType::BF16 => Self::BF16(rows.pack_plain(|b| bf16::from_le_bytes(*b))),
             _ => Self::Blocks(dtype, rows.pack_blocks(pool)),
         })
     }
@@ -185,9 +186,9 @@ impl Rows<'_> {
         let n_params = n_blocks / layout.span * layout.n_params;
         let n_factors = n_blocks * layout.n_factors;
         let mut blocks = Blocks {
-            lines: vec![Line([0; 64]); n_groups * n_lines],
-            params: vec![Halves([f16::ZERO; LANES]); n_groups * n_params],
-            factors: vec![[0; LANES]; n_groups * n_factors],
+            lines: Table::zeroed(n_groups * n_lines),
+            params: Table::zeroed(n_groups * n_params),
+            factors: Table::zeroed(n_groups * n_factors),
         };
         let mut factors = &mut blocks.factors[..];
         let groups = blocks.lines.chunks_mut(n_lines).zip(blocks.params.chunks_mut(n_params));
@@ -229,12 +230,11 @@ impl Rows<'_> {
     }
 
     /// Permutes numbers of `N` bytes.
-    fn pack_plain<const N: usize, T: Copy>(
+    fn pack_plain<const N: usize, T: Zero>(
         &self,
-        zero: [T; LANES],
         read: impl Fn(&[u8; N]) -> T,
-    ) -> Vec<[T; LANES]> {
-        let mut packed = vec![zero; self.n_rows.div_ceil(LANES) * self.n_in];
+    ) -> Table<[T; LANES]> {
+        let mut packed: Table<[T; LANES]> = Table::zeroed(self.n_rows.div_ceil(LANES) * self.n_in);
         for (row, bytes) in self.bytes.chunks_exact(self.n_in * N).enumerate() {
             let inputs = &mut packed[row / LANES * self.n_in..][..self.n_in];
             for (lanes, bytes) in inputs.iter_mut().zip(bytes.as_chunks().0) {
