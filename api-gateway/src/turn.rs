@@ -371,11 +371,12 @@ impl<'a> Run<'a> {
             return (!again).then(|| api_error(&status));
         };
         if may_retry(&status) && self.n_attempts <= self.gateway.config().max_resubmissions {
-            tracing::warn!(
-                worker = worker.id,
-                error = status.message(),
-                "worker failed: the turn is sent to another one"
-            );
+            let (worker_id, error) = (&worker.id, status.message());
+            if Reason::of(&status) == Some(Reason::Overloaded) {
+                tracing::info!(worker_id, error, "worker is full: the turn is planned again");
+            } else {
+                tracing::warn!(worker_id, error, "worker failed: the turn is sent to another one");
+            }
             metrics::counter!(names::RESUBMISSIONS).increment(1);
             self.avoid.push(worker);
             return None;

@@ -64,10 +64,23 @@ pub(crate) struct Layer {
 impl Weights {
     /// Reads and packs everything; every tensor of the model must be used.
     pub fn load(checkpoint: &Checkpoint, pool: &ThreadPool) -> Result<Self, Error> {
+        Self::load_with(checkpoint, pool, &mut |_, _| ())
+    }
+
+    /// The same; `on_layer(n_done, n_layers)` is called after every layer.
+    pub fn load_with(
+        checkpoint: &Checkpoint,
+        pool: &ThreadPool,
+        on_layer: &mut dyn FnMut(usize, usize),
+    ) -> Result<Self, Error> {
         let shape = ModelShape::read(checkpoint)?;
         let mut loader = Loader { checkpoint, pool, used: HashSet::new() };
         let embedding = loader.linear(&[("token_embd.weight", shape.vocab)], shape.d_model)?;
-        let layers = (0..shape.n_layers).map(|i| loader.layer(i, &shape)).collect::<Result<_, _>>()?;
+        let mut layers = Vec::with_capacity(shape.n_layers);
+        for layer_idx in 0..shape.n_layers {
+            layers.push(loader.layer(layer_idx, &shape)?);
+            on_layer(layer_idx + 1, shape.n_layers);
+        }
         let output_norm = loader.vector("output_norm.weight", shape.d_model)?;
         let output = match shape.tied_head {
             true => None,

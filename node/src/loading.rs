@@ -26,6 +26,20 @@ pub(crate) struct Loaded {
     pub(crate) name: String,
 }
 
+impl Loaded {
+    /// What the process needs for the model, in words.
+    pub(crate) fn memory(&self, kv_memory_mb: u32, n_workers: usize) -> String {
+        let mb = |bytes: usize| bytes.div_ceil(1_000_000);
+        let weights = mb(self.model.weights.n_bytes());
+        let drafter = match &self.model.drafter {
+            Drafter::None => String::new(),
+            Drafter::Head(head) => format!(", draft head {} MB", mb(head.n_bytes())),
+            Drafter::Model(weights) => format!(", draft model {} MB", mb(weights.n_bytes())),
+        };
+        format!("weights {weights} MB{drafter}, KV {n_workers} x {kv_memory_mb} MiB, claimed as it is used")
+    }
+}
+
 /// Fetches and loads a model, and what guesses ahead for it, off the runtime's threads.
 pub(crate) async fn load(choice: &ModelChoice, args: &EngineArgs) -> anyhow::Result<Loaded> {
     let path = models::fetch(choice).await?;
@@ -40,7 +54,12 @@ pub(crate) async fn load(choice: &ModelChoice, args: &EngineArgs) -> anyhow::Res
     let loading = tokio::task::spawn_blocking(move || -> anyhow::Result<Loaded> {
         let threads = Arc::new(ThreadPool::new(n_threads));
         let checkpoint = Checkpoint::open(&path).with_context(|| path.display().to_string())?;
-        let weights = Weights::load(&checkpoint, &threads).with_context(|| path.display().to_string())?;
+        let mut display = models::Display::new();
+        let loading = Weights::load_with(&checkpoint, &threads, &mut |n_done, n_layers| {
+            display.say(&format!("loading the weights: {n_done} of {n_layers} layers"));
+        });
+        display.end();
+        let weights = loading.with_context(|| path.display().to_string())?;
         let (weights, text) = (Arc::new(weights), TextModel::new(&checkpoint, &path)?);
         let drafter = match (speculation, draft) {
             (Speculation::Auto, Some(draft)) => Drafter::Model(load_draft(&draft, &text, &threads)?),
@@ -52,15 +71,8 @@ pub(crate) async fn load(choice: &ModelChoice, args: &EngineArgs) -> anyhow::Res
         Ok(Loaded { model, threads, name: text.name })
     });
     let loaded = loading.await.context("loading the model was interrupted")??;
-    let Model { weights, drafter, .. } = &loaded.model;
-    let mb = |bytes: usize| bytes / 1_000_000;
-    let (drafter, draft_mb) = match drafter {
-        Drafter::None => ("none", 0),
-        Drafter::Head(head) => ("head", mb(head.n_bytes())),
-        Drafter::Model(weights) => ("model", mb(weights.n_bytes())),
-    };
-    let (mb, ms) = (mb(weights.n_bytes()), began.elapsed().as_millis());
-    tracing::info!(model = loaded.name, mb, drafter, draft_mb, ms, "weights loaded");
+    let ms = began.elapsed().as_millis();
+    tracing::info!(model = loaded.name, ms, memory = loaded.memory(args.kv_memory_mb, 1), "weights loaded");
     Ok(loaded)
 }
 

@@ -55,18 +55,17 @@ fn cache_dir(choice: &ModelChoice) -> anyhow::Result<PathBuf> {
 }
 
 /// Progress on stderr: one line that moves on a terminal, a line now and then elsewhere.
-struct Display {
+pub(crate) struct Display {
     moves: bool,
     shown: Option<Instant>,
 }
 
 impl Display {
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self { moves: std::io::stderr().is_terminal(), shown: None }
     }
 
     fn show(&mut self, progress: &Progress) {
-        let interval = Duration::from_millis(if self.moves { 100 } else { 3_000 });
         let text = match progress {
             Progress::Downloading { bytes, total } => {
                 format!("fetching the model: {}{}", mb(*bytes), of(*total))
@@ -76,8 +75,16 @@ impl Display {
             }
             Progress::RecordedSha256(sum) => format!("no checksum was known; recorded sha256 {sum}"),
         };
-        let urgent = matches!(progress, Progress::RecordedSha256(_));
-        if !urgent && self.shown.is_some_and(|shown| shown.elapsed() < interval) {
+        if matches!(progress, Progress::RecordedSha256(_)) {
+            self.shown = None;
+        }
+        self.say(&text);
+    }
+
+    /// Shows `text` unless something was shown a moment ago.
+    pub(crate) fn say(&mut self, text: &str) {
+        let interval = Duration::from_millis(if self.moves { 100 } else { 3_000 });
+        if self.shown.is_some_and(|shown| shown.elapsed() < interval) {
             return;
         }
         self.shown = Some(Instant::now());
@@ -87,7 +94,7 @@ impl Display {
         let _ = stderr.flush();
     }
 
-    fn end(&self) {
+    pub(crate) fn end(&self) {
         if self.moves && self.shown.is_some() {
             let _ = writeln!(std::io::stderr());
         }
