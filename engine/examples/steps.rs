@@ -16,11 +16,12 @@ use model::checkpoint::Checkpoint;
 
 type Failure = Box<dyn std::error::Error>;
 
-/// Steps of a decode measurement after two warm ones.
-const DECODE_STEPS: usize = 24;
+/// Steps of a decode measurement, after some that warm up caches and clock.
+const DECODE_STEPS: usize = 48;
+const WARM_STEPS: usize = 16;
 const MAX_TOKENS: usize = 2048;
 const MAX_SEQUENCES: usize = 16;
-const BLOCKS_PER_SEQUENCE: usize = (MAX_TOKENS + 2 * DECODE_STEPS).div_ceil(BLOCK_TOKENS);
+const BLOCKS_PER_SEQUENCE: usize = (MAX_TOKENS + WARM_STEPS + DECODE_STEPS).div_ceil(BLOCK_TOKENS);
 
 fn main() -> Result<(), Failure> {
     let usage = "usage: steps MODEL N_THREADS";
@@ -36,7 +37,10 @@ fn main() -> Result<(), Failure> {
         let name = words.next().unwrap_or_default();
         let numbers: Vec<usize> = words.map(str::parse).collect::<Result<_, _>>()?;
         let seconds = match (name, &numbers[..]) {
-            ("prefill", &[n]) => steps.run(1, 0, n)?,
+            ("prefill", &[n]) => {
+                steps.run(1, 0, n)?;
+                steps.run(1, 0, n)?
+            }
             ("decode", &[context, batch]) => steps.decode(context, batch)?,
             _ => return Err(format!("`{line}` is neither `prefill N` nor `decode CONTEXT BATCH`").into()),
         };
@@ -54,9 +58,9 @@ impl Steps {
     /// Mean seconds of a step with one token of each of `batch` sequences.
     fn decode(&mut self, context: usize, batch: usize) -> Result<f64, Failure> {
         let mut seconds = 0.0;
-        for step in 0..DECODE_STEPS + 2 {
+        for step in 0..WARM_STEPS + DECODE_STEPS {
             let took = self.run(batch, context + step, 1)?;
-            seconds += if step < 2 { 0.0 } else { took };
+            seconds += if step < WARM_STEPS { 0.0 } else { took };
         }
         Ok(seconds / DECODE_STEPS as f64)
     }

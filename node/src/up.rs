@@ -140,7 +140,12 @@ async fn start(
         part.tasks.spawn(worker.serve(listener, host.clone(), part.shutdown.clone()));
         addresses.push(address);
     }
-    let _ = writeln!(banner, "  {:<10} {}", "memory", loaded.memory(args.engine.kv_memory_mb, args.decode + args.prefill));
+    let _ = writeln!(
+        banner,
+        "  {:<10} {}",
+        "memory",
+        loaded.memory(args.engine.kv_memory_mb, args.decode + args.prefill)
+    );
     let port = own_port().await?;
     let router_address = format!("http://{}", port.local_addr()?);
     let _ = writeln!(banner, "  {:<10} {router_address}", "router");

@@ -1,6 +1,6 @@
 """Times steps of llama.cpp on request: a line in, seconds out.
 
-    prefill N               one pass over N tokens
+    prefill N               one pass over N tokens, the second of two
     decode CONTEXT BATCH    a step with one token of each of BATCH sequences of CONTEXT tokens, mean of a few
 
 Used by `cargo xtask compare-llama-cpp`; the other side is `engine/examples/steps.rs`.
@@ -12,7 +12,8 @@ import time
 import llama_cpp as l
 
 MODEL, N_THREADS = sys.argv[1], int(sys.argv[2])
-DECODE_STEPS = 24
+DECODE_STEPS = 48
+WARM_STEPS = 16
 MAX_SEQUENCES = 16
 
 
@@ -29,7 +30,7 @@ batch = l.llama_batch_init(2048, 0, MAX_SEQUENCES)
 
 def context(n_tokens, n_sequences):
     params = l.llama_context_default_params()
-    params.n_ctx = (n_tokens + DECODE_STEPS + 32) * n_sequences
+    params.n_ctx = (n_tokens + DECODE_STEPS + WARM_STEPS + 32) * n_sequences
     params.n_batch = 2048
     params.n_ubatch = 512
     params.n_seq_max = n_sequences
@@ -76,6 +77,8 @@ def emptied(n_tokens, n_sequences):
 
 
 def prefill(n_tokens):
+    # After a pause the first pass finds cold caches and a slow clock.
+    run(emptied(n_tokens, 1), prompt(n_tokens))
     return run(emptied(n_tokens, 1), prompt(n_tokens))
 
 
@@ -84,13 +87,16 @@ def decode(n_context, n_sequences):
     for sequence in range(n_sequences):
         run(ctx, prompt(n_context, sequence))
     seconds = 0.0
-    for step in range(DECODE_STEPS + 2):
+    for step in range(WARM_STEPS + DECODE_STEPS):
         took = run(ctx, [(500 + s, n_context + step, s, True) for s in range(n_sequences)])
-        seconds += took if step >= 2 else 0.0
+        seconds += took if step >= WARM_STEPS else 0.0
     return seconds / DECODE_STEPS
 
 
 for line in sys.stdin:
     name, *numbers = line.split()
     numbers = [int(number) for number in numbers]
-    print(prefill(*numbers) if name == "prefill" else decode(*numbers), flush=True)
+    seconds = prefill(*numbers) if name == "prefill" else decode(*numbers)
+    # llama.cpp's threads spin for a while after their work; they must not do so while the other side is timed.
+    time.sleep(0.5)
+    print(seconds, flush=True)

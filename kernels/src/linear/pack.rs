@@ -230,10 +230,7 @@ impl Rows<'_> {
     }
 
     /// Permutes numbers of `N` bytes.
-    fn pack_plain<const N: usize, T: Zero>(
-        &self,
-        read: impl Fn(&[u8; N]) -> T,
-    ) -> Table<[T; LANES]> {
+    fn pack_plain<const N: usize, T: Zero>(&self, read: impl Fn(&[u8; N]) -> T) -> Table<[T; LANES]> {
         let mut packed: Table<[T; LANES]> = Table::zeroed(self.n_rows.div_ceil(LANES) * self.n_in);
         for (row, bytes) in self.bytes.chunks_exact(self.n_in * N).enumerate() {
             let inputs = &mut packed[row / LANES * self.n_in..][..self.n_in];
