@@ -12,24 +12,31 @@ const MAX_SURPRISE: f64 = 2.0;
 const LEVEL_GAIN: f64 = 0.1;
 
 /// Weight of a new measurement for the cost of one width against the others.
-const SHAPE_GAIN: f64 = 0.05;
+const SHAPE_GAIN: f64 = 0.03;
+
+/// How fast a width that is not used drifts back to its measured ratio to the one that is.
+const DRIFT: f64 = 0.005;
 
 /// Seconds of a step by its number of tokens. Starts with a guess; [`set`](Self::set) puts measurements in its place.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct StepCosts {
     seconds: [f64; WIDTHS.len()],
+    /// What was measured at the start. A width that is not used drifts back to its ratio here, so that a disturbance
+    /// which made it look dear does not keep it from being used for ever.
+    measured: [f64; WIDTHS.len()],
 }
 
 impl Default for StepCosts {
     fn default() -> Self {
         // A step that reads all weights for a few tokens, and computes for more.
-        Self { seconds: WIDTHS.map(|n_tokens| 0.005 * (1.0 + n_tokens as f64 / 16.0)) }
+        let seconds = WIDTHS.map(|n_tokens| 0.005 * (1.0 + n_tokens as f64 / 16.0));
+        Self { seconds, measured: seconds }
     }
 }
 
 impl StepCosts {
     /// Steps of any width cost the same.
-    pub(crate) const FLAT: Self = Self { seconds: [1.0; WIDTHS.len()] };
+    pub(crate) const FLAT: Self = Self { seconds: [1.0; WIDTHS.len()], measured: [1.0; WIDTHS.len()] };
 
     /// The widths worth measuring, narrow ones first.
     pub(crate) fn widths() -> impl Iterator<Item = usize> {
@@ -60,6 +67,7 @@ impl StepCosts {
         for i in (0..WIDTHS.len() - 1).rev() {
             self.seconds[i] = self.seconds[i].min(self.seconds[i + 1]);
         }
+        self.measured = self.seconds;
     }
 
     /// Expected seconds of a step of `n_tokens`; linear between the measured widths and beyond the widest.
@@ -77,22 +85,22 @@ impl StepCosts {
             return;
         }
         let surprise = (took.as_secs_f64() / expected).clamp(1.0 / MAX_SURPRISE, MAX_SURPRISE);
-        let level = surprise.powf(LEVEL_GAIN);
-        self.seconds.iter_mut().for_each(|seconds| *seconds *= level);
-        let near = WIDTHS.partition_point(|&width| width < n_tokens).min(WIDTHS.len() - 1);
-        self.seconds[near] *= surprise.powf(SHAPE_GAIN);
-        for i in near + 1..WIDTHS.len() {
-            self.seconds[i] = self.seconds[i].max(self.seconds[near]);
-        }
-        for i in (0..near).rev() {
-            self.seconds[i] = self.seconds[i].min(self.seconds[near]);
+        let used = WIDTHS.partition_point(|&width| width < n_tokens).min(WIDTHS.len() - 1);
+        self.seconds.iter_mut().for_each(|seconds| *seconds *= surprise.powf(LEVEL_GAIN));
+        self.seconds[used] *= surprise.powf(SHAPE_GAIN);
+        let level = self.seconds[used] / self.measured[used];
+        for (i, (seconds, measured)) in self.seconds.iter_mut().zip(self.measured).enumerate() {
+            if i != used {
+                *seconds += DRIFT * (measured * level - *seconds);
+            }
         }
     }
 
     /// The most tokens, up to `limit`, that can join a step of `n_tokens` without making it last longer than
     /// `times` such steps.
     pub(crate) fn room_within(&self, n_tokens: usize, times: f64, limit: usize) -> usize {
-        let allowed = times * self.of(n_tokens);
+        // The margin is for rounding.
+        let allowed = times * self.of(n_tokens) * (1.0 + 1e-9);
         let (mut fits, mut too_many) = (0, limit + 1);
         while fits + 1 < too_many {
             let middle = usize::midpoint(fits, too_many);

@@ -1,7 +1,7 @@
 //! One step: a ragged batch of tokens of several sequences through all layers.
 //!
 //! The logits of a token depend on its sequence alone: batch, chunking and thread count do not change a bit
-//! (see `kernels::linear` and `kernels::attention`; tested in `engine/tests/forward.rs`).
+//! (see `kernels::linear` and `kernels::attention`; tested in `engine/tests/engine/forward.rs`).
 
 use std::sync::Arc;
 

@@ -4,7 +4,7 @@
 pub const PREFILL_TOKENS: &str = "baton_engine_prefill_tokens_total";
 /// Prompt tokens whose KV was reused or came from another worker.
 pub const CACHED_TOKENS: &str = "baton_engine_cached_tokens_total";
-/// Output tokens run through the model.
+/// Output tokens of running streams; the first token of a turn is its prompt's.
 pub const DECODE_TOKENS: &str = "baton_engine_decode_tokens_total";
 /// Duration of one step.
 pub const STEP_SECONDS: &str = "baton_engine_step_seconds";

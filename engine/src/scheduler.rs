@@ -10,6 +10,8 @@
 //! sealed usually waits in the cache.
 
 use std::collections::{HashSet, VecDeque};
+use std::ops::RangeInclusive;
+use std::time::Instant;
 
 use kv::BLOCK_TOKENS;
 use kv::hash::BlockHash;
@@ -38,6 +40,15 @@ pub(crate) struct Share {
     pub(crate) stream: bool,
     /// The logits of its last token are wanted; of a stream, those of all.
     pub(crate) sample: bool,
+}
+
+/// Blocks that are on their way.
+#[derive(Debug, Default)]
+struct Claims {
+    /// A sequence of this engine computes them.
+    computed: HashSet<BlockHash>,
+    /// They come from another worker.
+    fetched: HashSet<BlockHash>,
 }
 
 /// Limits of a step and of the running set.
@@ -185,9 +196,11 @@ impl Scheduler {
         }
         let n_streams = shares.len();
         let mut budget = self.prefill_budget(n_streams);
-        let mut claimed = self.claimed();
-        for idx in self.by_urgency() {
-            let n_tokens = self.slice(idx, budget, &mut claimed);
+        let mut claims = self.claims();
+        for (place, idx) in self.by_urgency().into_iter().enumerate() {
+            // Only the most urgent one begins a block that it cannot finish: others may wait for it.
+            let min_slice = if place == 0 { 1 } else { BLOCK_TOKENS };
+            let n_tokens = self.slice(idx, min_slice..=budget, &mut claims);
             budget -= self.take(idx, n_tokens, &mut shares);
         }
         let slices = shares.iter().filter(|share| !share.stream);
@@ -229,42 +242,74 @@ impl Scheduler {
     }
 
     /// Blocks that somebody has begun to compute, or waits for from outside.
-    fn claimed(&self) -> HashSet<BlockHash> {
-        let mut claimed = HashSet::new();
+    fn claims(&self) -> Claims {
+        let mut claims = Claims::default();
         for sequence in &self.running {
             let at = sequence.computed / BLOCK_TOKENS;
-            let blocks = match sequence.state {
-                State::AwaitingKv => at..sequence.table.len(),
-                State::Running if !sequence.computed.is_multiple_of(BLOCK_TOKENS) => at..at + 1,
+            let (blocks, claimed) = match sequence.state {
+                State::AwaitingKv => (at..sequence.table.len(), &mut claims.fetched),
+                State::Running if !sequence.computed.is_multiple_of(BLOCK_TOKENS) => {
+                    (at..at + 1, &mut claims.computed)
+                }
                 State::Running | State::Waiting => continue,
             };
             let last = blocks.end.min(sequence.hashes.len());
             claimed.extend(&sequence.hashes[blocks.start.min(last)..last]);
         }
-        claimed
+        claims
     }
 
-    /// The next slice of prefill of at most `budget` tokens; 0 while another sequence makes the block it begins with.
-    fn slice(&mut self, idx: usize, budget: usize, claimed: &mut HashSet<BlockHash>) -> usize {
+    /// The next slice of prefill, its length within `limits`; 0 when there is none, or while another sequence makes the
+    /// block that it begins with.
+    fn slice(&mut self, idx: usize, limits: RangeInclusive<usize>, claims: &mut Claims) -> usize {
+        let budget = *limits.end();
         let Some(sequence) = self.running.get_mut(idx) else { return 0 };
         if budget == 0 || sequence.state != State::Running {
             return 0;
         }
         // Another sequence may have computed the same prefix in the meantime.
         sequence.reuse_held(&mut self.pool);
-        let at = sequence.computed / BLOCK_TOKENS;
-        if sequence.computed.is_multiple_of(BLOCK_TOKENS)
-            && at < sequence.reusable_blocks()
-            && !claimed.insert(sequence.hashes[at])
-        {
+        if self.waits(idx, claims) {
             return 0;
         }
+        let sequence = &self.running[idx];
         let remaining = sequence.remaining();
         let whole = (sequence.computed + budget) / BLOCK_TOKENS * BLOCK_TOKENS;
-        if remaining <= budget || whole <= sequence.computed {
-            return remaining.min(budget);
+        if remaining <= budget {
+            remaining
+        } else if whole > sequence.computed {
+            whole - sequence.computed
+        } else if budget >= *limits.start() {
+            budget
+        } else {
+            0
         }
-        whole - sequence.computed
+    }
+
+    /// True while it is better to wait for another sequence's block than to compute it; otherwise the block is claimed.
+    fn waits(&mut self, idx: usize, claims: &mut Claims) -> bool {
+        let sequence = &mut self.running[idx];
+        let at = sequence.computed / BLOCK_TOKENS;
+        if !sequence.computed.is_multiple_of(BLOCK_TOKENS) || at >= sequence.reusable_blocks() {
+            return false;
+        }
+        let hash = sequence.hashes[at];
+        if claims.fetched.contains(&hash) {
+            // Outside work may take long, or fail: nobody waits longer than computing it all would take.
+            let n_steps = sequence.remaining().div_ceil(self.limits.step_tokens);
+            let patience = n_steps as f64 * self.costs.of(self.limits.step_tokens.min(sequence.remaining()));
+            let since = sequence.waits_since.get_or_insert_with(Instant::now);
+            if since.elapsed().as_secs_f64() < patience {
+                return true;
+            }
+        }
+        sequence.waits_since = None;
+        !claims.computed.insert(hash)
+    }
+
+    /// True when a sequence's patience may end without a command.
+    pub(crate) fn someone_waits(&self) -> bool {
+        self.running.iter().any(|sequence| sequence.waits_since.is_some())
     }
 
     /// Adds a share of `n_tokens`, 0 for none. Returns its tokens; fewer when the sequence itself had to give way.
@@ -332,6 +377,7 @@ impl Scheduler {
         self.n_preempted += 1;
         tracing::debug!(sequence = sequence.id.0, "preempted: no KV block is free");
         sequence.truncate_table(0, &mut self.pool);
+        sequence.speculation.lose_place();
         sequence.state = State::Waiting;
         sequence.fill = Fill::Compute;
         self.waiting.push_front((sequence, None));

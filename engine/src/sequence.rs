@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Instant;
 
 use kv::BLOCK_TOKENS;
 use kv::hash::{BlockHash, HashChain, HashKey};
@@ -43,6 +44,8 @@ pub(crate) struct Sequence {
     pub(crate) announced: bool,
     /// Prefill tokens the engine had computed for anybody when this sequence was admitted.
     pub(crate) admitted_at: u64,
+    /// Since when it waits for blocks that another sequence fetches.
+    pub(crate) waits_since: Option<Instant>,
     pub(crate) speculation: speculate::State,
     pub(crate) sampling: SamplingParams,
     pub(crate) max_output_tokens: usize,
@@ -95,6 +98,7 @@ impl Sequence {
             prompt_computed: 0,
             announced: false,
             admitted_at: 0,
+            waits_since: None,
             speculation: speculate::State::default(),
             sampling: job.sampling,
             max_output_tokens: job.max_output_tokens,

@@ -21,6 +21,9 @@ pub enum Error {
 /// The largest heads in use have 256 numbers.
 pub(crate) const MAX_HEAD_DIM: usize = 512;
 
+/// What a grant can keep count of; no dense model has more.
+const MAX_LAYERS: usize = 128;
+
 /// The sizes and constants of a dense decoder that can be run.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ModelShape {
@@ -71,12 +74,12 @@ impl ModelShape {
     fn check(&self) -> Result<(), Error> {
         let blocks = |n| is_multiple(n, linear::BLOCK_LEN);
         let whole_blocks = "it must be a positive multiple of 32";
-        let layers = (1..=1024).contains(&self.n_layers);
+        let layers = (1..=MAX_LAYERS).contains(&self.n_layers);
         let heads_fit = is_multiple(self.n_heads, self.n_kv_heads);
         let lanes = is_multiple(self.head_dim, LANES);
         // Names of the keys in GGUF, and in config.json.
         let rules = [
-            ("block_count (num_hidden_layers)", self.n_layers, layers, "it must be 1 to 1024"),
+            ("block_count (num_hidden_layers)", self.n_layers, layers, "it must be 1 to 128"),
             ("embedding_length (hidden_size)", self.d_model, blocks(self.d_model), whole_blocks),
             ("feed_forward_length (intermediate_size)", self.d_ffn, blocks(self.d_ffn), whole_blocks),
             (

@@ -39,10 +39,16 @@ pub(crate) const MAX_STEP_DRAFTS: usize = 32;
 const MAX_LOOKUP: usize = 15;
 
 /// Tokens of one guesser's draft.
-const MAX_GUESSES: usize = 4;
+pub(crate) const MAX_GUESSES: usize = 4;
 
 /// Below this chance of its first token a look-up gives way to a guesser.
 const MIN_LOOKUP_CHANCE: f64 = 0.35;
+
+/// What a guess is expected to take before any was made.
+const FIRST_GUESS_SECONDS: f64 = 0.0005;
+
+/// How fast the estimate returns to the quickest guess while nothing is guessed.
+const IDLE_DRIFT: f64 = 0.01;
 
 /// Tenants whose recent outputs are remembered.
 const MAX_TENANTS: usize = 8;
@@ -100,6 +106,12 @@ impl State {
         self.draft = Some(draft);
     }
 
+    /// Forgets what a preempted stream knew of its last position.
+    pub(crate) fn lose_place(&mut self) {
+        self.hidden.clear();
+        self.draft = None;
+    }
+
     /// Keeps the first `len` tokens of the draft.
     pub(crate) fn truncate(&mut self, len: usize) {
         match &mut self.draft {
@@ -138,8 +150,13 @@ pub(crate) struct Speculation {
     mode: Speculate,
     rates: Rates,
     guesser: Guesser,
-    /// Seconds per guess and stream.
+    /// Seconds per guess and stream: the estimate, and the least seen.
     guess_seconds: f64,
+    quickest_guess: f64,
+    /// Tokens of the model; guesses beyond are none.
+    vocab: usize,
+    /// Time spent on the drafts of this step.
+    drafting: Duration,
     recent: VecDeque<(HashKey, Recent)>,
     metrics: Metrics,
 }
@@ -155,12 +172,15 @@ struct Drafting {
 }
 
 impl Speculation {
-    pub(crate) fn new(mode: Speculate, guesser: Guesser, worker: &str) -> Self {
+    pub(crate) fn new(mode: Speculate, guesser: Guesser, vocab: usize, worker: &str) -> Self {
         Self {
             mode,
             rates: Rates::default(),
             guesser,
-            guess_seconds: if mode == Speculate::Always { 0.0 } else { 0.0005 },
+            guess_seconds: if mode == Speculate::Always { 0.0 } else { FIRST_GUESS_SECONDS },
+            quickest_guess: FIRST_GUESS_SECONDS,
+            vocab,
+            drafting: Duration::ZERO,
             recent: VecDeque::new(),
             metrics: Metrics::new(worker),
         }
@@ -181,8 +201,14 @@ impl Speculation {
             Speculate::WhenItPays => costs,
             Speculate::Always => &StepCosts::FLAT,
         };
+        self.drafting = Duration::ZERO;
         if streams.is_empty() {
             return;
+        }
+        let began = Instant::now();
+        self.rates.fade();
+        if let Guesser::Model(model) = &mut self.guesser {
+            model.catch_up(running, streams);
         }
         let base = Base { n_tokens, n_streams: streams.len() };
         let mut drafts = Vec::new();
@@ -193,7 +219,7 @@ impl Speculation {
             let max_len = sequence.output_left(context).saturating_sub(1);
             match self.look_up(sequence, max_len) {
                 Some(draft) => {
-                    n_drafts += 1;
+                    n_drafts = (n_drafts + draft.tokens.len()).min(MAX_STEP_DRAFTS);
                     drafts.push((idx, draft));
                 }
                 None if max_len > 0 => unknown.push((idx, max_len)),
@@ -209,6 +235,7 @@ impl Speculation {
                 running[idx].speculation.draft = Some(draft);
             }
         }
+        self.drafting = began.elapsed();
     }
 
     fn look_up(&self, sequence: &mut Sequence, max_len: usize) -> Option<Draft> {
@@ -256,24 +283,30 @@ impl Speculation {
         for depth in 0..MAX_GUESSES {
             let typical = self.rates.typical(source);
             let (rest, stopped): (Vec<_>, Vec<_>) = active.into_iter().partition(|drafting| {
-                let state = &running[drafting.idx].speculation;
-                let chance = drafting.total * state.trust[source as usize].apply(typical);
-                depth < drafting.max_len
-                    && self.guesser.knows(state)
+                let sequence = &running[drafting.idx];
+                let chance = drafting.total * sequence.speculation.trust[source as usize].apply(typical);
+                depth == drafting.draft.tokens.len()
+                    && depth < drafting.max_len
+                    && self.guesser.knows(sequence)
                     && base.pays(costs, n_drafts, chance, self.guess_seconds)
             });
             active = rest;
             done.extend(stopped);
             if active.is_empty() || n_drafts >= MAX_STEP_DRAFTS {
+                // An estimate that a disturbed moment has spoilt must not keep the guesser from being asked for ever.
+                self.guess_seconds += IDLE_DRIFT * (self.quickest_guess - self.guess_seconds);
                 break;
             }
             let began = Instant::now();
             let guesses = self.guesser.guess(running, &active);
             if self.mode == Speculate::WhenItPays {
                 let seconds = began.elapsed().as_secs_f64() / active.len() as f64;
+                self.quickest_guess = self.quickest_guess.min(seconds);
+                let seconds = seconds.min(2.0 * self.guess_seconds);
                 self.guess_seconds += 0.1 * (seconds - self.guess_seconds);
             }
             for (drafting, guess) in active.iter_mut().zip(guesses) {
+                let Some(guess) = guess.filter(|guess| (guess.token as usize) < self.vocab) else { continue };
                 let evidence = Evidence::of_guess(source, guess.probability);
                 let trust = running[drafting.idx].speculation.trust[source as usize];
                 let chance = trust.chance(&self.rates, evidence);
@@ -284,6 +317,13 @@ impl Speculation {
         }
         done.extend(active);
         done.into_iter().filter(|d| !d.draft.tokens.is_empty()).map(|d| (d.idx, d.draft)).collect()
+    }
+
+    /// Takes what the head starts from, when a stream's first token comes from the row `row`.
+    pub(crate) fn begin(&self, sequence: &mut Sequence, rows: &LogitRows, row: usize) {
+        if let Guesser::Head(_) = self.guesser {
+            sequence.speculation.hidden = rows.hidden(row).to_vec();
+        }
     }
 
     /// Learns from what a stream's step has shown: `outputs` are the new tokens, the rows of `rows` from `first_row` on
@@ -320,17 +360,14 @@ impl Speculation {
         }
     }
 
-    /// Counts what the drafts of a step were worth: `accepted` tokens per source, in a step of `n_streams` streams that
-    /// took `took` with its drafts and would have taken `plain` seconds without.
-    pub(crate) fn account(&self, accepted: [usize; 3], n_streams: usize, took: Duration, plain: f64) {
-        let n_accepted: usize = accepted.iter().sum();
-        let saved =
-            n_accepted as f64 * plain / n_streams.max(1) as f64 - (took.as_secs_f64() - plain).max(0.0);
-        for source in Source::ALL {
-            if n_accepted > 0 {
-                let share = accepted[source as usize] as f64 / n_accepted as f64;
-                self.metrics.saved[source as usize].increment(saved * share);
-            }
+    /// Counts what the drafts of a step were worth. `proposed` and `accepted` are tokens by source; the step's streams
+    /// alone take `plain` seconds a token, and the drafts made it `longer`.
+    pub(crate) fn account(&self, proposed: [usize; 3], accepted: [usize; 3], plain: f64, longer: f64) {
+        let n_proposed: usize = proposed.iter().sum();
+        for source in Source::ALL.map(|source| source as usize).into_iter().filter(|_| n_proposed > 0) {
+            let share = proposed[source] as f64 / n_proposed as f64;
+            let cost = share * (longer.max(0.0) + self.drafting.as_secs_f64());
+            self.metrics.saved[source].increment(accepted[source] as f64 * plain - cost);
         }
     }
 
@@ -364,16 +401,16 @@ impl Guesser {
     }
 
     /// True when it has what it needs for a stream.
-    fn knows(&self, state: &State) -> bool {
+    fn knows(&self, sequence: &Sequence) -> bool {
         match self {
             Self::None => false,
-            Self::Head(_) => !state.hidden.is_empty(),
-            Self::Model(_) => true,
+            Self::Head(_) => !sequence.speculation.hidden.is_empty(),
+            Self::Model(model) => model.knows(sequence),
         }
     }
 
     /// The next token of every stream after its draft so far.
-    fn guess(&mut self, running: &[Sequence], active: &[Drafting]) -> Vec<Guess> {
+    fn guess(&mut self, running: &[Sequence], active: &[Drafting]) -> Vec<Option<Guess>> {
         match self {
             Self::None => Vec::new(),
             Self::Head(head) => {
@@ -391,7 +428,7 @@ impl Guesser {
                             .expect("a prompt is not empty"),
                     )
                 });
-                head.guess(tokens)
+                head.guess(tokens).into_iter().map(Some).collect()
             }
             Self::Model(model) => model.guess(running, active.iter().map(|d| (d.idx, &d.draft.tokens[..]))),
         }

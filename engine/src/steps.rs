@@ -25,7 +25,7 @@ use crate::scheduler::{Limits, Scheduler, Share};
 use crate::sequence::{Place, Sequence, Start};
 use crate::speculate::Speculation;
 
-/// How often a slow reader of frames is looked after while nothing else runs.
+/// How often slow readers of frames, and those who wait for others' blocks, are looked after while nothing runs.
 const BACKLOG_POLL: Duration = Duration::from_millis(1);
 /// Load reports that say nothing urgent are at least this far apart.
 const LOAD_INTERVAL: Duration = Duration::from_millis(50);
@@ -87,7 +87,7 @@ impl Steps {
             scheduler,
             arena: KvArena::new(geometry, config.n_blocks as usize),
             forward: Forward::new(model.weights, threads, max_step_tokens),
-            speculation: Speculation::new(config.speculate, guesser, &name),
+            speculation: Speculation::new(config.speculate, guesser, vocab, &name),
             sampler: Sampler::default(),
             context,
             vocab,
@@ -110,9 +110,12 @@ impl Steps {
             }
             self.scheduler.exports.pump(&self.arena, &mut self.scheduler.pool);
             self.scheduler.admit();
+            let n_preempted = self.scheduler.n_preempted;
             let mut shares = self.scheduler.plan();
+            let preempted = self.scheduler.n_preempted > n_preempted;
             self.add_drafts(&mut shares);
-            idle = shares.is_empty() && !self.finish_prefilled();
+            // Who lost its place to another in a plan that came to nothing may get it in the next one.
+            idle = shares.is_empty() && !preempted && !self.finish_prefilled();
             if !shares.is_empty() {
                 self.step(&shares);
                 self.finish_prefilled();
@@ -169,7 +172,8 @@ impl Steps {
 
     fn take_commands(&mut self, inbox: &Receiver<Command>, mut idle: bool) -> Flow {
         loop {
-            let command = if idle && self.scheduler.exports.has_backlog() {
+            let command = if idle && (self.scheduler.exports.has_backlog() || self.scheduler.someone_waits())
+            {
                 inbox.recv_timeout(BACKLOG_POLL).map_err(|error| error == RecvTimeoutError::Disconnected)
             } else if idle {
                 inbox.recv().map_err(|_| true)
@@ -275,6 +279,7 @@ impl Steps {
                 outcome.n_streams += 1;
                 let tokens = verify(&mut self.sampler, sequence, &rows, row);
                 if let Some(source) = Speculation::source_of(sequence) {
+                    outcome.proposed[source] += share.n_tokens - 1;
                     outcome.accepted[source] += tokens.len() - 1;
                 }
                 self.speculation.learn(sequence, &tokens, &rows, row);
@@ -288,6 +293,7 @@ impl Steps {
                 sequence.computed += share.n_tokens;
                 outcome.n_prefill += share.n_tokens;
                 if share.sample {
+                    self.speculation.begin(sequence, &rows, row);
                     outputs.push((sequence.id, verify(&mut self.sampler, sequence, &rows, row)));
                     row += 1;
                 }
@@ -427,9 +433,11 @@ impl Steps {
     }
 
     fn account(&mut self, took: Duration, outcome: &Outcome) {
-        let Outcome { n_tokens, n_prefill, n_streams, n_output, accepted } = *outcome;
-        let plain = self.scheduler.costs.of(n_prefill + n_streams);
-        self.speculation.account(accepted, n_streams, took, plain);
+        let Outcome { n_tokens, n_prefill, n_streams, n_output, proposed, accepted } = *outcome;
+        let costs = &self.scheduler.costs;
+        let longer = took.as_secs_f64() - costs.of(n_prefill + n_streams);
+        let plain = costs.of(n_streams.max(1)) / n_streams.max(1) as f64;
+        self.speculation.account(proposed, accepted, plain, longer);
         self.scheduler.costs.observe(n_tokens, took);
         let us = u64::try_from(took.as_micros()).unwrap_or(u64::MAX);
         let prefill_us = us * n_prefill as u64 / n_tokens.max(1) as u64;
@@ -489,7 +497,8 @@ struct Outcome {
     n_streams: usize,
     /// Output tokens of the streams.
     n_output: usize,
-    /// Of them, drafted ones by source.
+    /// Draft tokens by source, and those of them that were right.
+    proposed: [usize; 3],
     accepted: [usize; 3],
 }
 
@@ -501,7 +510,7 @@ fn verify(sampler: &mut Sampler, sequence: &Sequence, rows: &LogitRows, first_ro
         let position = (sequence.tokens.len() + tokens.len()) as u64;
         let token = sampler.sample(rows.row(first_row + tokens.len()), &sequence.sampling, position);
         tokens.push(token);
-        if drafted != Some(&token) {
+        if drafted != Some(&token) || sequence.stop_ids.contains(&token) {
             break;
         }
     }

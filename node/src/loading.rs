@@ -27,6 +27,14 @@ pub(crate) struct Loaded {
 }
 
 impl Loaded {
+    /// Bytes of a KV block of the draft model, which decode workers hold beside each of their own.
+    pub(crate) fn draft_block_bytes(&self) -> usize {
+        match &self.model.drafter {
+            Drafter::Model(weights) => weights.shape().kv_geometry().bytes_per_block(),
+            Drafter::None | Drafter::Head(_) => 0,
+        }
+    }
+
     /// What the process needs for the model, in words.
     pub(crate) fn memory(&self, kv_memory_mb: u32, n_workers: usize) -> String {
         let mb = |bytes: usize| bytes.div_ceil(1_000_000);
@@ -40,16 +48,21 @@ impl Loaded {
     }
 }
 
-/// Fetches and loads a model, and what guesses ahead for it, off the runtime's threads.
-pub(crate) async fn load(choice: &ModelChoice, args: &EngineArgs) -> anyhow::Result<Loaded> {
+/// Fetches and loads a model, and what guesses ahead for it, off the runtime's threads. Prefill workers alone need no
+/// speculation.
+pub(crate) async fn load(
+    choice: &ModelChoice,
+    args: &EngineArgs,
+    speculation: Speculation,
+) -> anyhow::Result<Loaded> {
     let path = models::fetch(choice).await?;
     let draft = match &args.draft_model {
-        Some(model) if args.speculation == Speculation::Auto => {
+        Some(model) if speculation == Speculation::Auto => {
             Some(models::fetch(&ModelChoice { model: model.clone(), ..choice.clone() }).await?)
         }
         _ => None,
     };
-    let (n_threads, speculation) = (n_threads(args), args.speculation);
+    let n_threads = n_threads(args);
     let began = Instant::now();
     let loading = tokio::task::spawn_blocking(move || -> anyhow::Result<Loaded> {
         let threads = Arc::new(ThreadPool::new(n_threads));

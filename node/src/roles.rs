@@ -209,7 +209,11 @@ pub async fn run_worker(role: WorkerRole, args: WorkerArgs, telemetry: &Telemetr
     check_engine(&args.engine, 1)?;
     let listener = bind(args.listen).await?;
     let address = listener.local_addr()?;
-    let loaded = loading::load(&args.model, &args.engine).await?;
+    let speculation = match role {
+        WorkerRole::Prefill => Speculation::Off,
+        WorkerRole::Decode => args.engine.speculation,
+    };
+    let loaded = loading::load(&args.model, &args.engine, speculation).await?;
     let advertise = args.advertise.unwrap_or_else(|| format!("http://{address}"));
     let place = advertise.split_once("://").map_or(advertise.as_str(), |(_, place)| place);
     let id = args.id.unwrap_or_else(|| format!("{}-{place}", role.name()));
@@ -259,7 +263,8 @@ impl Worker {
             KvDtype::I8 => kernels::attention::KvDtype::I8,
         };
         let geometry = loaded.model.weights.shape().kv_geometry().with_dtype(kv_dtype);
-        let n_blocks = n_blocks(args, geometry.bytes_per_block())?;
+        let draft_bytes = if role == WorkerRole::Decode { loaded.draft_block_bytes() } else { 0 };
+        let n_blocks = n_blocks(args, geometry.bytes_per_block() + draft_bytes)?;
         let step_tokens = if args.step_tokens == 0 { role.step_tokens() } else { args.step_tokens };
         let config = EngineConfig {
             n_blocks,

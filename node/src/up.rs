@@ -74,7 +74,7 @@ pub async fn run(args: UpArgs, telemetry: &Telemetry) -> anyhow::Result<()> {
         let path = models::fetch(&args.model).await?;
         let text = loading::open_text(&path).await?;
         let name = text.name.clone();
-        let loaded = loading::load(&args.model, &args.engine).await?;
+        let loaded = loading::load(&args.model, &args.engine, args.engine.speculation).await?;
         let mut banner = String::new();
         let mut cluster = start(&args, &loaded, text, listener, telemetry, &mut banner).await?;
         cluster.ready().await?;

@@ -3,12 +3,15 @@
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
-use std::time::{Duration, Instant};
+use std::sync::mpsc;
+use std::time::Duration;
 
 use anyhow::{Context, bail};
 
 /// Built from source with this machine's instructions; carries the library that steps are timed with.
 const LLAMA_CPP: &str = "llama-cpp-python==0.3.36";
+/// How long a cluster may take to start.
+const START_TIMEOUT: Duration = Duration::from_secs(120);
 /// Brings llama.cpp's server.
 const LLAMA_SERVER: &str = "xllamacpp==2026.10.11549";
 
@@ -216,14 +219,19 @@ fn baton_ttft(options: &Options, python: &Path) -> anyhow::Result<f64> {
         .stderr(Stdio::null())
         .spawn()?;
     let banner = BufReader::new(cluster.stdout.take().context("it has an output")?);
-    let began = Instant::now();
-    let up = banner.lines().map_while(Result::ok).any(|line| line.starts_with("Ready after"));
-    let result = if up && began.elapsed() < Duration::from_secs(120) {
+    let (ready, is_ready) = mpsc::channel();
+    let reader = std::thread::spawn(move || {
+        let up = banner.lines().map_while(Result::ok).any(|line| line.starts_with("Ready after"));
+        ready.send(up)
+    });
+    let result = if is_ready.recv_timeout(START_TIMEOUT) == Ok(true) {
         ttft(python, &["baton", &format!("http://{LISTEN}")])
     } else {
         Err(anyhow::anyhow!("baton up did not become ready"))
     };
     cluster.kill()?;
     cluster.wait()?;
+    // It ends with the process whose output it reads.
+    let _ = reader.join();
     result
 }

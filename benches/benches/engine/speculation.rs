@@ -1,10 +1,10 @@
 //! Decoding with speculation against decoding without, the same prompts in turns; the outputs must be equal.
 
 use std::sync::Arc;
-use std::sync::mpsc::{self, Sender};
+use std::sync::mpsc::{self, RecvTimeoutError, Sender};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, ensure};
+use anyhow::{Context, bail, ensure};
 use engine::job::{Event, Fill, Job, Prompt};
 use engine::sample::SamplingParams;
 use engine::speculate::head::DraftHead;
@@ -122,7 +122,12 @@ fn decode(
         drop(events);
         let mut answers = vec![Vec::new(); batch.len()];
         let (mut began, mut ended) = (None, Instant::now());
-        while let Ok((i, event)) = inbox.recv_timeout(Duration::from_secs(60)) {
+        loop {
+            let (i, event) = match inbox.recv_timeout(Duration::from_secs(60)) {
+                Ok(event) => event,
+                Err(RecvTimeoutError::Disconnected) => break,
+                Err(RecvTimeoutError::Timeout) => bail!("the engine stalls in {}", case.name),
+            };
             match event {
                 Event::Token(token) => {
                     answers[i].push(token);

@@ -30,11 +30,25 @@ fn follows_a_machine_that_becomes_slower_and_one_width_that_is_dearer() {
         costs.observe(1, ms(20));
         costs.observe(4, ms(40));
     }
-    assert!(
-        (costs.of(4) / costs.of(1) - 2.0).abs() < 0.1,
-        "the shape follows: {}",
-        costs.of(4) / costs.of(1)
-    );
+    let ratio = costs.of(4) / costs.of(1);
+    assert!((1.7..2.1).contains(&ratio), "the shape follows: {ratio}");
+}
+
+#[test]
+fn a_slow_phase_leaves_nothing_behind() {
+    let mut costs = measured();
+    for took in [30, 10] {
+        for _ in 0..400 {
+            costs.observe(1, ms(took));
+        }
+    }
+    for (n_tokens, seconds) in [(1, 0.010), (2, 0.011), (4, 0.013), (8, 0.017)] {
+        assert!(
+            (costs.of(n_tokens) / seconds - 1.0).abs() < 0.05,
+            "{n_tokens} tokens: {}",
+            costs.of(n_tokens)
+        );
+    }
 }
 
 #[test]

@@ -149,9 +149,27 @@ fn turns_that_start_together_with_one_prefix_compute_it_once() {
     assert_eq!(n_computed, 160 + 4 * 5, "the prefix once, and the end of each");
 }
 
+/// Steps that cost `ms` each.
+fn costs(ms: u64) -> StepCosts {
+    let mut costs = StepCosts::default();
+    costs.set(&StepCosts::widths().map(|_| std::time::Duration::from_millis(ms)).collect::<Vec<_>>());
+    costs
+}
+
+#[test]
+fn nobody_waits_for_a_fetch_longer_than_computing_takes() {
+    let mut toy = Toy::new(64, 64);
+    toy.scheduler.costs = costs(0);
+    toy.submit(&prompt(1, 70), 1, Fill::Handover);
+    toy.submit(&prompt(1, 74), 1, Fill::Compute);
+    toy.scheduler.admit();
+    assert_eq!(toy.scheduler.plan().len(), 1, "computing costs nothing here");
+}
+
 #[test]
 fn a_turn_waits_for_blocks_that_are_on_their_way() {
     let mut toy = Toy::new(64, 64);
+    toy.scheduler.costs = costs(100_000);
     let fetched = toy.submit(&prompt(1, 70), 1, Fill::Handover);
     let same = toy.submit(&[&prompt(1, 64)[..], &[7; 10]].concat(), 1, Fill::Compute);
     toy.scheduler.admit();
@@ -166,6 +184,7 @@ fn a_turn_waits_for_blocks_that_are_on_their_way() {
 #[test]
 fn a_fetch_that_fails_does_not_hold_up_those_who_waited_for_it() {
     let mut toy = Toy::new(64, 256);
+    toy.scheduler.costs = costs(100_000);
     let fetched = toy.submit(&prompt(1, 70), 1, Fill::Handover);
     let same = toy.submit(&prompt(1, 74), 1, Fill::Compute);
     toy.scheduler.admit();

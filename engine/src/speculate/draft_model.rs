@@ -10,15 +10,18 @@ use kv::BLOCK_TOKENS;
 use kv::hash::BlockHash;
 use kv::pool::{BlockId, BlockPool};
 
-use super::Guess;
+use super::{Guess, MAX_GUESSES};
 use crate::arena::KvArena;
 use crate::forward::{Forward, Logits, Slice};
 use crate::job::SequenceId;
 use crate::sequence::Sequence;
 use crate::weights::Weights;
 
-/// Tokens that catch up in one step of the draft model, all streams together.
-const STEP_TOKENS: usize = 512;
+/// Tokens of histories that catch up in one engine step, so that no stream waits long for another one's history.
+const CATCH_UP_TOKENS: usize = 32;
+
+/// A stream whose history lags by more than this is not drafted for yet.
+const MAX_LAG: usize = 16;
 
 /// One stream's place in the draft model's KV.
 #[derive(Debug, Default)]
@@ -36,6 +39,7 @@ pub(crate) struct DraftModel {
     arena: KvArena,
     pool: BlockPool,
     places: HashMap<SequenceId, Place>,
+    context_len: usize,
 }
 
 /// One stream's share of a step: the tokens to run, and where they begin.
@@ -43,6 +47,8 @@ struct Run {
     idx: usize,
     start: usize,
     tokens: Vec<u32>,
+    /// The token after it is wanted.
+    is_guess: bool,
 }
 
 impl DraftModel {
@@ -52,50 +58,74 @@ impl DraftModel {
         n_blocks: u32,
         max_streams: usize,
     ) -> Self {
-        let arena = KvArena::new(weights.shape().kv_geometry(), n_blocks as usize);
-        let forward = Forward::new(weights, threads, STEP_TOKENS + max_streams);
-        Self { forward, arena, pool: BlockPool::new(n_blocks), places: HashMap::new() }
+        let shape = weights.shape();
+        let context_len = shape.context_len;
+        let arena = KvArena::new(shape.kv_geometry(), n_blocks as usize);
+        let max_step_tokens = CATCH_UP_TOKENS + max_streams * (MAX_LAG + MAX_GUESSES + 1);
+        let forward = Forward::new(weights, threads, max_step_tokens);
+        Self { forward, arena, pool: BlockPool::new(n_blocks), places: HashMap::new(), context_len }
     }
 
-    /// The likeliest token after each stream's tokens and draft, given as (index, draft).
-    /// A stream for which there is no room gets a guess of probability 0.
+    /// True when a stream can be drafted for: its history is nearly complete here, and fits.
+    pub(crate) fn knows(&self, sequence: &Sequence) -> bool {
+        let computed = self.places.get(&sequence.id).map_or(0, |place| place.computed);
+        let n_tokens = sequence.tokens.len();
+        n_tokens - computed.min(n_tokens) <= MAX_LAG && n_tokens + MAX_GUESSES < self.context_len
+    }
+
+    /// Brings the histories of `streams`, indices into `running`, nearer to their ends, by a limited number of tokens.
+    pub(crate) fn catch_up(&mut self, running: &[Sequence], streams: &[usize]) {
+        self.forget_the_ended(running);
+        let mut budget = CATCH_UP_TOKENS;
+        let mut runs = Vec::new();
+        for &idx in streams {
+            let sequence = &running[idx];
+            if budget == 0 || self.knows(sequence) || sequence.tokens.len() + MAX_GUESSES >= self.context_len
+            {
+                continue;
+            }
+            let Some(mut run) = self.next_run(sequence, idx, &[], budget) else { continue };
+            run.is_guess = false;
+            // The last token is left for the guess.
+            run.tokens.truncate(sequence.tokens.len() - 1 - run.start);
+            if !run.tokens.is_empty() {
+                budget -= run.tokens.len();
+                runs.push(run);
+            }
+        }
+        if !runs.is_empty() {
+            let _ = self.step(running, &runs);
+        }
+    }
+
+    /// The likeliest token after each stream's tokens and draft, given as (index, draft); None for a stream for which
+    /// there is no room.
     pub(crate) fn guess<'a>(
         &mut self,
         running: &[Sequence],
         drafts: impl Iterator<Item = (usize, &'a [u32])>,
-    ) -> Vec<Guess> {
-        let drafts: Vec<(usize, &[u32])> = drafts.collect();
-        self.forget_the_ended(running);
-        let mut guesses = vec![Guess { token: 0, probability: 0.0 }; drafts.len()];
-        let mut open: Vec<usize> = (0..drafts.len()).collect();
-        while !open.is_empty() {
-            let mut budget = STEP_TOKENS;
-            let mut runs = Vec::new();
-            open.retain(|&i| {
-                let (idx, draft) = drafts[i];
-                let Some(run) = self.next_run(&running[idx], idx, draft, budget + 1) else { return false };
-                budget = budget.saturating_sub(run.tokens.len());
-                runs.push((i, run));
-                true
-            });
-            let ended = self.step(running, &runs, &drafts, &mut guesses);
-            open.retain(|i| !ended.contains(i));
-        }
-        guesses
+    ) -> Vec<Option<Guess>> {
+        let runs: Vec<Option<Run>> =
+            drafts.map(|(idx, draft)| self.next_run(&running[idx], idx, draft, usize::MAX)).collect();
+        let asked: Vec<bool> = runs.iter().map(Option::is_some).collect();
+        let runs: Vec<Run> = runs.into_iter().flatten().collect();
+        let mut guesses = self.step(running, &runs).into_iter();
+        asked.into_iter().map(|asked| if asked { guesses.next().flatten() } else { None }).collect()
     }
 
-    /// What a stream has to run next; None when it gets no room.
+    /// What a stream has to run next, at most `budget` tokens; None when it gets no room.
     fn next_run(&mut self, sequence: &Sequence, idx: usize, draft: &[u32], budget: usize) -> Option<Run> {
+        let computed = self.places.entry(sequence.id).or_default().computed;
+        // Blocks that a draft had filled are sealed once the draft turned out to be right.
+        self.seal(sequence, computed);
         let tokens = &sequence.tokens;
-        let place = self.places.entry(sequence.id).or_default();
+        let place = self.places.get_mut(&sequence.id)?;
         let from = place.computed / BLOCK_TOKENS;
-        let last = tokens.len() - 1;
-        if place.computed.is_multiple_of(BLOCK_TOKENS)
-            && place.table.len() == from
-            && from < last / BLOCK_TOKENS
-        {
-            let held = self.pool.acquire_prefix(&sequence.hashes[from..last / BLOCK_TOKENS]);
-            place.n_sealed = from + held.len();
+        let until = (tokens.len() - 1) / BLOCK_TOKENS;
+        let at_border = place.computed.is_multiple_of(BLOCK_TOKENS) && place.table.len() == from;
+        if at_border && place.n_sealed == from && from < until {
+            let held = self.pool.acquire_prefix(&sequence.hashes[from..until]);
+            place.n_sealed += held.len();
             place.computed += held.len() * BLOCK_TOKENS;
             place.table.extend(held);
         }
@@ -104,55 +134,49 @@ impl DraftModel {
             tokens[start.min(tokens.len())..].iter().chain(&draft[start.saturating_sub(tokens.len())..]);
         let tokens: Vec<u32> = wanted.copied().take(budget).collect();
         let n_blocks = (start + tokens.len()).div_ceil(BLOCK_TOKENS).saturating_sub(place.table.len());
-        match self.pool.allocate(n_blocks) {
-            Ok(fresh) => place.table.extend(fresh),
-            Err(_) => return None,
-        }
-        Some(Run { idx, start, tokens })
+        place.table.extend(self.pool.allocate(n_blocks).ok()?);
+        Some(Run { idx, start, tokens, is_guess: true })
     }
 
-    /// Runs one step and returns the drafts that are complete now.
-    fn step(
-        &mut self,
-        running: &[Sequence],
-        runs: &[(usize, Run)],
-        drafts: &[(usize, &[u32])],
-        guesses: &mut [Guess],
-    ) -> Vec<usize> {
+    /// Runs one step; the guess of every run that wants one.
+    fn step(&mut self, running: &[Sequence], runs: &[Run]) -> Vec<Option<Guess>> {
+        if runs.is_empty() {
+            return Vec::new();
+        }
         let slices: Vec<Slice<'_>> = runs
             .iter()
-            .map(|(_, run)| Slice {
+            .map(|run| Slice {
                 tokens: &run.tokens,
                 start: run.start,
                 blocks: &self.places[&running[run.idx].id].table,
-                logits: Logits::Last,
+                logits: if run.is_guess { Logits::Last } else { Logits::None },
             })
             .collect();
         let rows = match self.forward.run(&mut self.arena, &slices, &mut |_, _| ()) {
             Ok(rows) => rows,
             Err(error) => {
-                // Drafts are a convenience: without them the stream goes on.
-                tracing::warn!(%error, "the draft model refused a step");
-                return runs.iter().map(|(i, _)| *i).collect();
+                // Drafts are a convenience: without them the streams go on.
+                tracing::debug!(%error, "the draft model refused a step");
+                return vec![None; runs.len()];
             }
         };
         // Nobody is told which blocks the draft model holds.
         let _ = self.pool.take_changes();
-        let mut ended = Vec::new();
-        for (row, (i, run)) in runs.iter().enumerate() {
-            let sequence = &running[run.idx];
-            self.seal(sequence, run.start + run.tokens.len());
-            if run.start + run.tokens.len() == sequence.tokens.len() + drafts[*i].1.len() {
-                guesses[*i] = Guess::likeliest(Isa::detect(), rows.row(row), |token| token as u32);
-                ended.push(*i);
-            }
+        let mut guesses = Vec::with_capacity(runs.len());
+        let mut row = 0;
+        for run in runs {
+            self.seal(&running[run.idx], run.start + run.tokens.len());
+            guesses.push(run.is_guess.then(|| {
+                row += 1;
+                Guess::likeliest(Isa::detect(), rows.row(row - 1), |token| token as u32)
+            }));
         }
-        ended
+        guesses
     }
 
     /// Notes what has KV now, and names the full blocks that hold none of the draft.
     fn seal(&mut self, sequence: &Sequence, computed: usize) {
-        let place = self.places.get_mut(&sequence.id).expect("the stream has run");
+        let place = self.places.entry(sequence.id).or_default();
         place.computed = computed;
         let certain = computed.min(sequence.tokens.len());
         while (place.n_sealed + 1) * BLOCK_TOKENS <= certain {

@@ -61,6 +61,7 @@ impl DraftHead {
         let file = File::parse(bytes)?;
         let (d_model, vocab) = (weights.shape().d_model, weights.shape().vocab);
         let d_hidden = file.rows("w2", d_model)?.1;
+        let w2 = file.floats("w2", &[d_model, d_hidden])?;
         let ids = file.ids("vocab_ids")?;
         if let Some(&id) = ids.iter().find(|&&id| id as usize >= vocab) {
             return Err(Error::OtherModel(format!("it proposes token {id}, the model has {vocab}")));
@@ -75,7 +76,7 @@ impl DraftHead {
         }
         Ok(Self {
             w1: matrix("w1", 2 * d_hidden, 2 * d_model)?,
-            w2: matrix("w2", d_model, d_hidden)?,
+            w2: pack(&w2, d_model, d_hidden, pool)?,
             norm_state: file.floats("norm_state", &[d_model])?,
             norm_emb: file.floats("norm_emb", &[d_model])?,
             norm_out: file.floats("norm_out", &[d_model])?,

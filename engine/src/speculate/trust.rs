@@ -85,10 +85,17 @@ impl Tally {
     /// The prior counts as this many checks.
     const PRIOR_WEIGHT: f64 = 8.0;
 
-    fn add(&mut self, accepted: bool) {
+    /// Notes a checked token; `accepted` is 1 when it was right and 0 when not.
+    fn add(&mut self, accepted: f64) {
+        self.fade();
+        self.checked += 1.0;
+        self.accepted += accepted;
+    }
+
+    fn fade(&mut self) {
         let keep = 1.0 - 1.0 / Self::MEMORY;
-        self.checked = self.checked * keep + 1.0;
-        self.accepted = self.accepted * keep + f64::from(u8::from(accepted));
+        self.checked *= keep;
+        self.accepted *= keep;
     }
 
     fn rate(self, prior: f64) -> f64 {
@@ -106,9 +113,15 @@ impl Rates {
         self.sources[source as usize].rate(0.5)
     }
 
-    fn add(&mut self, evidence: Evidence, accepted: bool) {
+    fn add(&mut self, evidence: Evidence, accepted: f64) {
         self.classes[evidence.source as usize][evidence.class].add(accepted);
         self.sources[evidence.source as usize].add(accepted);
+    }
+
+    /// A step went by: what was learnt long ago and is not confirmed fades, so that a source which failed in one kind of
+    /// text is tried again in another.
+    pub(crate) fn fade(&mut self) {
+        self.classes.iter_mut().flatten().chain(&mut self.sources).for_each(Tally::fade);
     }
 }
 
@@ -151,8 +164,9 @@ impl Trust {
         // What comes after the first wrong token was not put to the test.
         for (i, &evidence) in draft.iter().take(n_accepted + 1).enumerate() {
             self.expected += rates.of(evidence);
-            self.accepted += f64::from(u8::from(i < n_accepted));
-            rates.add(evidence, i < n_accepted);
+            let accepted = if i < n_accepted { 1.0 } else { 0.0 };
+            self.accepted += accepted;
+            rates.add(evidence, accepted);
         }
     }
 

@@ -210,6 +210,18 @@ fn a_draft_model_changes_no_token_and_is_right_when_it_is_the_model_itself() {
     assert!(accepted("model") > before, "the model knows itself");
 }
 
+/// A block whose last token was a draft when it was filled is sealed later; the draft model must not take it for sealed
+/// (its pool would panic). Long turns of the real model, whose draft model is asked now and then only.
+#[test]
+fn a_draft_model_that_is_asked_rarely_keeps_its_books() {
+    let plain = Host::start(&WEIGHTS, Drafter::None, Speculate::Never);
+    let fast = Host::start(&WEIGHTS, Drafter::Model(Arc::clone(&WEIGHTS)), Speculate::Always);
+    let turns: Vec<_> = prompts().into_iter().take(12).map(|ids| (ids, SamplingParams::GREEDY)).collect();
+    for turns in turns.chunks(4) {
+        assert_eq!(fast.outputs(turns, 80), plain.outputs(turns, 80));
+    }
+}
+
 /// Sampled pairs of tokens against their exact probabilities; the second one was often drafted.
 #[test]
 fn sampled_tokens_follow_the_models_distribution_exactly() {
