@@ -18,6 +18,8 @@ enum Kind {
     #[cfg(target_arch = "x86_64")]
     Avx512Vnni,
     #[cfg(target_arch = "x86_64")]
+    AvxVnni,
+    #[cfg(target_arch = "x86_64")]
     Avx2,
     Portable,
 }
@@ -41,6 +43,9 @@ impl Isa {
             if avx2 && has!("avx512f") && has!("avx512bw") && has!("avx512vl") && has!("avx512vnni") {
                 found.push(Self(Kind::Avx512Vnni));
             }
+            if avx2 && has!("avxvnni") {
+                found.push(Self(Kind::AvxVnni));
+            }
             if avx2 {
                 found.push(Self(Kind::Avx2));
             }
@@ -55,6 +60,9 @@ impl Isa {
             #[cfg(target_arch = "x86_64")]
             // SAFETY: this value is made only after the features were detected.
             Kind::Avx512Vnni => unsafe { run_avx512(op) },
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: this value is made only after the features were detected.
+            Kind::AvxVnni => unsafe { run_avx_vnni(op) },
             #[cfg(target_arch = "x86_64")]
             // SAFETY: this value is made only after the features were detected.
             Kind::Avx2 => unsafe { run_avx2(op) },
@@ -85,5 +93,11 @@ fn run_avx512<O: Op>(op: O) -> O::Output {
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,fma,f16c")]
 fn run_avx2<O: Op>(op: O) -> O::Output {
-    op.call(Avx2::new())
+    op.call(Avx2::<false>::new())
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2,fma,f16c,avxvnni")]
+fn run_avx_vnni<O: Op>(op: O) -> O::Output {
+    op.call(Avx2::<true>::new())
 }

@@ -1,4 +1,5 @@
-//! The vector vocabulary in AVX2 with FMA and F16C: two registers per value (lanes 0..8 and 8..16).
+//! The vector vocabulary in AVX2 with FMA and F16C: two registers per value (lanes 0..8 and 8..16). With AVX-VNNI, dot
+//! products of bytes are one instruction.
 
 use std::arch::x86_64 as x86;
 
@@ -8,12 +9,19 @@ use super::{LANES, Line, Simd};
 
 const NEAREST: i32 = x86::_MM_FROUND_TO_NEAREST_INT | x86::_MM_FROUND_NO_EXC;
 
-/// Proof that the machine has AVX2, FMA and F16C.
+/// Proof that the machine has AVX2, FMA and F16C, and AVX-VNNI where `VNNI`.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Avx2(());
+pub(crate) struct Avx2<const VNNI: bool>(());
 
-impl Avx2 {
+impl Avx2<false> {
     #[target_feature(enable = "avx2,fma,f16c")]
+    pub(crate) fn new() -> Self {
+        Self(())
+    }
+}
+
+impl Avx2<true> {
+    #[target_feature(enable = "avx2,fma,f16c,avxvnni")]
     pub(crate) fn new() -> Self {
         Self(())
     }
@@ -34,7 +42,7 @@ macro_rules! both {
     };
 }
 
-impl Simd for Avx2 {
+impl<const VNNI: bool> Simd for Avx2<VNNI> {
     const IS_PORTABLE: bool = false;
     const N_REGISTERS: usize = 16;
     type F = [x86::__m256; 2];
@@ -210,6 +218,9 @@ impl Simd for Avx2 {
     }
     #[inline(always)]
     fn dot_small(self, acc: Self::I, w: Self::B, x: i32) -> Self::I {
+        if VNNI {
+            return self.dot_bytes(acc, w, x);
+        }
         // Pairs reach at most 2 x 127 x 128 in i16: no saturation.
         let ones = [op!(_mm256_set1_epi16(1)); 2];
         let x = self.splat_i32(x);
@@ -219,6 +230,10 @@ impl Simd for Avx2 {
     }
     #[inline(always)]
     fn dot_bytes(self, acc: Self::I, w: Self::B, x: i32) -> Self::I {
+        if VNNI {
+            let x = self.splat_i32(x);
+            return both!(_mm256_dpbusd_avx_epi32(acc, w, x));
+        }
         // maddubs would saturate, so even and odd bytes are widened to i16 first.
         let x = self.splat_i32(x);
         let even_mask = [op!(_mm256_set1_epi16(0xFF)); 2];
