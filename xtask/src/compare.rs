@@ -16,7 +16,7 @@ const START_TIMEOUT: Duration = Duration::from_secs(120);
 const LLAMA_SERVER: &str = "xllamacpp==2026.10.11549";
 
 /// (name, request, tokens of a step)
-const CASES: [(&str, &str, f64); 9] = [
+const CASES: [(&str, &str, f64); 8] = [
     ("prefill 128", "prefill 128", 128.0),
     ("prefill 512", "prefill 512", 512.0),
     ("prefill 2048", "prefill 2048", 2048.0),
@@ -25,7 +25,6 @@ const CASES: [(&str, &str, f64); 9] = [
     ("decode, batch 4, context 64", "decode 64 4", 4.0),
     ("decode, batch 8, context 64", "decode 64 8", 8.0),
     ("decode, batch 16, context 64", "decode 64 16", 16.0),
-    ("decode, batch 16, context 512", "decode 512 16", 16.0),
 ];
 
 const USAGE: &str = "usage: cargo xtask compare-llama-cpp MODEL.gguf [--rounds N] [--threads N] [--only TEXT] \
