@@ -3,8 +3,9 @@
 //! One step mixes one token of every decoding sequence with slices of prefill (Orca, Yu et al. 2022; Sarathi, Agrawal et
 //! al. 2023). Beside streams the slices are so short that the step lasts at most twice as long as without them, going by
 //! measured costs; without streams they fill the token budget. The shortest rest goes first, but a turn that waits
-//! gains on those that came later: nobody is overtaken by more prefill than its own. A turn whose next block another one
-//! is computing, or fetching, waits for that block.
+//! gains on those that came later: new turns overtake it by about as much prefill as it has left. A turn whose next block
+//! another one is computing waits for that block; for one that another worker sends it waits as long as computing would
+//! take.
 //!
 //! When no block is left, the youngest running sequence gives its blocks back and is computed again later; what it had
 //! sealed usually waits in the cache.
