@@ -28,6 +28,17 @@ pub(crate) enum Item {
     },
 }
 
+impl Item {
+    /// The item for rendering, unless only its segment knows its ids.
+    pub(crate) fn entry(&self) -> Option<Entry<'_>> {
+        match self {
+            Self::Message(message) => Some(Entry::Message(message)),
+            Self::GeneratedBefore { ids } => Some(Entry::Generated { ids }),
+            Self::Generated => None,
+        }
+    }
+}
+
 #[derive(Debug)]
 struct Segment {
     parent: Option<Arc<Segment>>,
@@ -134,11 +145,8 @@ impl TokenLog {
             .iter()
             .rev()
             .flat_map(|segment| {
-                segment.items.iter().map(|item| match item {
-                    Item::Message(message) => Entry::Message(message),
-                    Item::Generated => Entry::Generated { ids: &segment.ids },
-                    Item::GeneratedBefore { ids } => Entry::Generated { ids },
-                })
+                let whole = Entry::Generated { ids: &segment.ids };
+                segment.items.iter().map(move |item| item.entry().unwrap_or(whole))
             })
             .collect();
         read(&entries)

@@ -2,19 +2,21 @@
 
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use serde_json::value::RawValue;
+use model::calls::Piece;
 use tokio::sync::mpsc;
 
 use crate::error::ApiError;
 use crate::prepare::Prepared;
 use crate::state::Gateway;
-use crate::turn::Finish;
-use crate::wire::{BatonTurn, Create, Event, ResponseView, Status, Usage, terminal_kind};
+use crate::wire::{
+    At, BatonTurn, Body, Create, Event, Lane, Logprob, OutputItem, ResponseView, Shown, Status, Usage, terminal_kind,
+};
 
 /// Where events go.
 #[derive(Debug)]
 pub(crate) enum EventSink {
-    Stream(mpsc::Sender<Event>),
+    /// To the reader, on a lane of its connection.
+    Stream(mpsc::Sender<Event>, Lane),
     /// The client wants the final object only.
     Discard,
 }
@@ -29,32 +31,27 @@ pub(crate) struct Emitter<'a> {
     patience: Duration,
     sink: EventSink,
     id: String,
-    item_id: String,
     created_at: u64,
     sequence_number: u64,
     begun: bool,
-    text: String,
-    first_text: Option<Instant>,
+    items: Vec<OutputItem>,
+    /// The last item is still growing.
+    is_open: bool,
+    first_output: Option<Instant>,
 }
 
 /// The parts of a response object that change while it is made.
-struct Phase<'a> {
-    status: Status,
-    usage: Option<Usage>,
-    error: Option<&'a ApiError>,
-    incomplete_reason: Option<&'static str>,
-    message: Option<Status>,
-    baton: Option<&'a BatonTurn>,
+#[derive(Debug)]
+pub(crate) struct Phase<'a> {
+    pub(crate) status: Status,
+    pub(crate) usage: Option<Usage>,
+    pub(crate) error: Option<&'a ApiError>,
+    pub(crate) incomplete_reason: Option<&'static str>,
+    pub(crate) baton: Option<&'a BatonTurn>,
 }
 
-const IN_PROGRESS: Phase<'static> = Phase {
-    status: Status::InProgress,
-    usage: None,
-    error: None,
-    incomplete_reason: None,
-    message: None,
-    baton: None,
-};
+const IN_PROGRESS: Phase<'static> =
+    Phase { status: Status::InProgress, usage: None, error: None, incomplete_reason: None, baton: None };
 
 impl<'a> Emitter<'a> {
     pub(crate) fn new(
@@ -72,12 +69,12 @@ impl<'a> Emitter<'a> {
             patience: config.slow_reader,
             sink,
             id: prepared.response_id.clone(),
-            item_id: new_id("msg"),
             created_at: unix_now(),
             sequence_number: 0,
             begun: false,
-            text: String::new(),
-            first_text: None,
+            items: Vec::new(),
+            is_open: false,
+            first_output: None,
         }
     }
 
@@ -87,11 +84,17 @@ impl<'a> Emitter<'a> {
 
     /// True once the client has seen an event; failures from then on are events too.
     pub(crate) fn has_begun(&self) -> bool {
-        self.begun && matches!(self.sink, EventSink::Stream(_))
+        self.begun && matches!(self.sink, EventSink::Stream(..))
     }
 
-    pub(crate) fn first_text(&self) -> Option<Instant> {
-        self.first_text
+    /// When the first piece of output was there to be sent.
+    pub(crate) fn first_output(&self) -> Option<Instant> {
+        self.first_output
+    }
+
+    /// The items so far.
+    pub(crate) fn items(&self) -> &[OutputItem] {
+        &self.items
     }
 
     /// Announces the response, once.
@@ -115,79 +118,139 @@ impl<'a> Emitter<'a> {
         }
     }
 
-    /// Sends a piece of text; the first one opens the message.
-    pub(crate) async fn text(&mut self, delta: &str) -> Result<(), ApiError> {
-        if delta.is_empty() {
+    /// Sends a piece of the output; pieces of another kind than the last one open an item of their own. `logprobs` are
+    /// those of the tokens of a piece of text.
+    pub(crate) async fn piece(&mut self, piece: Piece, logprobs: Vec<Logprob>) -> Result<(), ApiError> {
+        match piece {
+            Piece::Text(delta) => {
+                if !matches!(self.open_item(), Some(Body::Message { .. })) {
+                    self.open(Body::Message { text: String::new(), logprobs: Vec::new() }).await?;
+                }
+                self.grow(&delta, logprobs).await
+            }
+            Piece::Reasoning(delta) => {
+                if !matches!(self.open_item(), Some(Body::Reasoning { .. })) {
+                    let shown = self.shows_reasoning();
+                    self.open(Body::Reasoning { text: String::new(), shown }).await?;
+                }
+                self.grow(&delta, Vec::new()).await
+            }
+            Piece::Call(name) => {
+                let body = self.call(name);
+                self.open(body).await
+            }
+            Piece::Arguments(delta) => self.grow(&delta, Vec::new()).await,
+            Piece::End { whole } => self.close(if whole { Status::Completed } else { Status::Incomplete }).await,
+        }
+    }
+
+    /// Closes the item that is still growing, if there is one.
+    pub(crate) async fn close(&mut self, status: Status) -> Result<(), ApiError> {
+        if !std::mem::take(&mut self.is_open) {
             return Ok(());
         }
-        if self.first_text.is_none() {
-            self.open_message().await?;
+        let output_index = self.items.len() - 1;
+        self.items[output_index].status = status;
+        let body = &self.items[output_index].body;
+        let has_text = !matches!(body, Body::Compaction { .. } | Body::Reasoning { shown: Shown::Nothing, .. });
+        let has_part = matches!(body, Body::Message { .. } | Body::Reasoning { shown: Shown::Summary, .. });
+        if has_text {
+            self.item_event(output_index, Event::text_done).await?;
         }
-        self.text.push_str(delta);
-        let number = self.next_number();
-        self.send(|this| Event::text_delta(number, &this.item_id, delta)).await
+        if has_part {
+            self.item_event(output_index, Event::part_done).await?;
+        }
+        self.item_event(output_index, Event::item_done).await
     }
 
-    async fn open_message(&mut self) -> Result<(), ApiError> {
-        self.first_text = Some(Instant::now());
-        let number = self.next_number();
-        self.send(|this| Event::item_added(number, &this.item_id)).await?;
-        let number = self.next_number();
-        self.send(|this| Event::part_added(number, &this.item_id)).await
+    /// Opens an item and closes the one before.
+    pub(crate) async fn open(&mut self, body: Body) -> Result<(), ApiError> {
+        self.close(Status::Completed).await?;
+        self.first_output.get_or_insert_with(Instant::now);
+        let has_part = matches!(body, Body::Message { .. } | Body::Reasoning { shown: Shown::Summary, .. });
+        self.items.push(OutputItem { id: new_id(body.id_prefix()), status: Status::InProgress, body });
+        self.is_open = true;
+        let output_index = self.items.len() - 1;
+        self.item_event(output_index, Event::item_added).await?;
+        if has_part {
+            self.item_event(output_index, Event::part_added).await?;
+        }
+        Ok(())
     }
 
-    async fn close_message(&mut self, status: Status) -> Result<(), ApiError> {
-        let number = self.next_number();
-        self.send(|this| Event::text_done(number, &this.item_id, &this.text)).await?;
-        let number = self.next_number();
-        self.send(|this| Event::part_done(number, &this.item_id, &this.text)).await?;
-        let number = self.next_number();
-        self.send(|this| Event::item_done(number, &this.item_id, status, &this.text)).await
+    fn open_item(&self) -> Option<&Body> {
+        self.items.last().filter(|_| self.is_open).map(|item| &item.body)
     }
 
-    /// Ends the response; returns its final object.
-    pub(crate) async fn finish(
-        mut self,
-        finish: Finish,
-        generated: bool,
-        usage: Usage,
-        account: BatonTurn,
-    ) -> Result<String, ApiError> {
-        let reason = finish.incomplete_reason();
-        let status = if reason.is_some() { Status::Incomplete } else { Status::Completed };
-        if generated {
-            if self.first_text.is_none() {
-                // An empty answer is a message all the same.
-                self.open_message().await?;
+    async fn grow(&mut self, delta: &str, logprobs: Vec<Logprob>) -> Result<(), ApiError> {
+        if delta.is_empty() || !self.is_open {
+            return Ok(());
+        }
+        let output_index = self.items.len() - 1;
+        let body = &mut self.items[output_index].body;
+        body.push_str(delta);
+        if let Body::Message { logprobs: all, .. } = body {
+            all.extend_from_slice(&logprobs);
+        }
+        if matches!(body, Body::Reasoning { shown: Shown::Nothing, .. }) {
+            return Ok(());
+        }
+        self.item_event(output_index, |at, item| Event::delta(at, item, delta, &logprobs)).await
+    }
+
+    async fn item_event(
+        &mut self,
+        output_index: usize,
+        make: impl FnOnce(At, &OutputItem) -> Event,
+    ) -> Result<(), ApiError> {
+        let at = At { sequence_number: self.next_number(), output_index };
+        self.send(|this| make(at, &this.items[output_index])).await
+    }
+
+    fn shows_reasoning(&self) -> Shown {
+        let summarized = self.create.reasoning.as_deref().is_some_and(|raw| !raw.get().contains("\"summary\":null"));
+        match (self.create.include.raw_reasoning, summarized) {
+            (true, _) => Shown::Raw,
+            (false, true) => Shown::Summary,
+            (false, false) => Shown::Nothing,
+        }
+    }
+
+    /// An empty call of the tool that the model calls `name`.
+    fn call(&self, name: String) -> Body {
+        let tools = &self.prepared.tools;
+        let call_id = new_id("call");
+        let text = String::new();
+        match tools.find(&name).map(|idx| &tools.offered[idx]) {
+            Some(tool) if tool.is_custom => {
+                Body::CustomCall { call_id, name: tool.name.clone(), namespace: tool.namespace.clone(), input: text }
             }
-            self.close_message(status).await?;
+            Some(tool) => {
+                Body::Call { call_id, name: tool.name.clone(), namespace: tool.namespace.clone(), arguments: text }
+            }
+            // A tool that does not exist: the client knows best what to say to that.
+            None => Body::Call { call_id, name, namespace: None, arguments: text },
         }
-        let phase = Phase {
-            status,
-            usage: Some(usage),
-            error: None,
-            incomplete_reason: reason,
-            message: generated.then_some(status),
-            baton: self.create.include_baton.then_some(&account),
-        };
-        self.end(&phase).await
     }
 
-    /// Ends the response with an error, closing what was open.
+    /// The final response object, before it is sent.
+    pub(crate) fn json(&self, phase: &Phase<'_>) -> String {
+        serde_json::to_string(&self.view(phase)).expect("our own types serialize")
+    }
+
+    /// Ends the response with an error, closing what was open; returns its final object.
     pub(crate) async fn fail(mut self, error: &ApiError, account: BatonTurn) -> Result<String, ApiError> {
-        if self.first_text.is_some() {
-            self.close_message(Status::Incomplete).await?;
-        }
-        let message = self.first_text.map(|_| Status::Incomplete);
-        let baton = self.create.include_baton.then_some(&account);
-        let phase = Phase { status: Status::Failed, error: Some(error), message, baton, ..IN_PROGRESS };
-        self.end(&phase).await
+        self.close(Status::Incomplete).await?;
+        let baton = self.create.include.baton.then_some(&account);
+        let phase = Phase { status: Status::Failed, error: Some(error), baton, ..IN_PROGRESS };
+        let response = self.json(&phase);
+        self.end(&phase).await?;
+        Ok(response)
     }
 
-    async fn end(mut self, phase: &Phase<'_>) -> Result<String, ApiError> {
-        let response = serde_json::to_string(&self.view(phase)).expect("our own types serialize");
-        self.response_event(terminal_kind(phase.status), phase).await?;
-        Ok(response)
+    /// Sends the terminal event.
+    pub(crate) async fn end(mut self, phase: &Phase<'_>) -> Result<(), ApiError> {
+        self.response_event(terminal_kind(phase.status), phase).await
     }
 
     async fn response_event(&mut self, kind: &'static str, phase: &Phase<'_>) -> Result<(), ApiError> {
@@ -206,8 +269,8 @@ impl<'a> Emitter<'a> {
 
     /// Builds and sends one event, unless nobody wants it.
     async fn send(&self, make: impl FnOnce(&Self) -> Event) -> Result<(), ApiError> {
-        let EventSink::Stream(sender) = &self.sink else { return Ok(()) };
-        match sender.send_timeout(make(self), self.patience).await {
+        let EventSink::Stream(sender, lane) = &self.sink else { return Ok(()) };
+        match sender.send_timeout(make(self).on_lane(lane), self.patience).await {
             Ok(()) => Ok(()),
             Err(mpsc::error::SendTimeoutError::Timeout(_)) => {
                 Err(ApiError::client_gone("the client reads too slowly: the turn was cancelled"))
@@ -229,10 +292,16 @@ impl<'a> Emitter<'a> {
             incomplete_reason: phase.incomplete_reason,
             instructions: self.prepared.instructions.as_deref(),
             model: self.model,
-            message: phase.message.map(|status| (self.item_id.as_str(), status, self.text.as_str())),
+            output: if phase.status == Status::InProgress { &[] } else { &self.items },
+            conversation: create.conversation.as_deref(),
+            background: create.background,
             previous_response_id: create.previous_response_id.as_deref(),
-            tools: &self.prepared.tools_echo,
-            tool_choice: create.tool_choice.as_deref(),
+            tools: &self.prepared.tools.echo,
+            tool_choice: create.tool_choice_echo.as_deref(),
+            truncates: create.truncates,
+            text: &create.text.echo,
+            top_logprobs: create.top_logprobs.unwrap_or(0),
+            max_tool_calls: create.max_tool_calls,
             reasoning: create.reasoning.as_deref(),
             parallel_tool_calls: create.parallel_tool_calls,
             temperature: self.prepared.sampling.temperature,
@@ -248,16 +317,11 @@ impl<'a> Emitter<'a> {
     }
 }
 
-/// A fresh id with the prefix that OpenAI's clients expect: `resp_` or `msg_` and 32 hex digits.
+/// A fresh id with the prefix that OpenAI's clients expect (`resp`, `msg`, …) and 32 hex digits.
 pub(crate) fn new_id(prefix: &str) -> String {
     format!("{prefix}_{:032x}", rand::random::<u128>())
 }
 
-fn unix_now() -> u64 {
+pub(crate) fn unix_now() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
-}
-
-/// The tools to echo: only function tools may stand there, and none is offered yet.
-pub(crate) fn no_tools() -> Box<RawValue> {
-    RawValue::from_string("[]".to_owned()).expect("an empty list is JSON")
 }

@@ -99,7 +99,7 @@ async fn upgrade(
     upgrade.on_upgrade(move |socket| async move {
         let (_place, _tracked) = (place, tracked);
         metrics::gauge!(names::CONNECTIONS).increment(1.0);
-        ws::serve(&app.gateway, socket, &app.turns, &app.shutdown).await;
+        ws::serve(&app.gateway, socket, "".into(), &app.turns, &app.shutdown).await;
         metrics::gauge!(names::CONNECTIONS).decrement(1.0);
     })
 }
@@ -130,7 +130,7 @@ fn unreadable(app: &App, rejection: &BytesRejection) -> ApiError {
 }
 
 fn origin() -> Origin {
-    Origin { transport: Transport::Http, response_id: new_id("resp"), latest: None }
+    Origin { transport: Transport::Http, tenant: "".into(), response_id: new_id("resp"), latest: None }
 }
 
 async fn json(app: App, create: Create) -> Result<Response, ApiError> {
@@ -152,7 +152,7 @@ async fn sse(app: App, create: Create) -> Result<Response, ApiError> {
     app.tasks.spawn(async move {
         let _place = place;
         let never = CancellationToken::new();
-        let turn = run_turn(&app.gateway, create, origin(), EventSink::Stream(sender), &never);
+        let turn = run_turn(&app.gateway, create, origin(), EventSink::Stream(sender, None), &never);
         let result = tokio::select! {
             result = turn => result,
             () = gone.cancelled() => return,

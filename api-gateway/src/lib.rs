@@ -4,6 +4,7 @@ mod cluster;
 mod conversation;
 mod emit;
 mod error;
+mod history;
 mod http;
 pub mod metrics;
 mod prepare;
@@ -40,8 +41,12 @@ pub struct Config {
     pub max_connections: usize,
     /// Turns in progress over all connections; further ones are answered with 503.
     pub max_turns: usize,
-    /// Creates that may wait behind a running one on a connection.
+    /// Creates that may wait behind running ones on a connection.
     pub max_queued_creates: usize,
+    /// Lanes with a name on a connection.
+    pub max_lanes: usize,
+    /// Turns in progress on a connection; further ones wait.
+    pub max_active_lanes: usize,
     /// After this long a connection takes no further creates.
     pub connection_life: Duration,
     /// `response.in_progress` is repeated at this interval while nothing else is sent.
@@ -66,7 +71,9 @@ impl Default for Config {
             max_request_bytes: 64 << 20,
             max_connections: 10_000,
             max_turns: 4_096,
-            max_queued_creates: 16,
+            max_queued_creates: 64,
+            max_lanes: 32,
+            max_active_lanes: 16,
             connection_life: Duration::from_secs(3600),
             heartbeat: Duration::from_secs(15),
             ping: Duration::from_secs(20),

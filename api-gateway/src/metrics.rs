@@ -26,6 +26,8 @@ pub const WORKER_BYTES_OUT: &str = "baton_gateway_worker_sent_bytes_total";
 pub const FULL_PROMPTS: &str = "baton_gateway_full_prompts_total";
 /// Conversations rendered anew because instructions or tools changed.
 pub const RERENDERS: &str = "baton_gateway_rerenders_total";
+/// Requests whose input repeated a conversation that was known already.
+pub const CONTENT_MATCHES: &str = "baton_gateway_content_matches_total";
 /// Turns sent again after a worker failed.
 pub const RESUBMISSIONS: &str = "baton_gateway_resubmissions_total";
 /// Plans made without a router.

@@ -1,28 +1,35 @@
-//! From a request to a prompt: find the parent, take over what is inherited, tokenize only what is new.
+//! From a request to a prompt: find the parent, by name or by what was said; take over what is inherited; tokenize only
+//! what is new.
 
 use std::sync::Arc;
 
-use model::chat_template::{Message, Reply, Role};
-use model::prompt::{self, Entry, LogEnd, TemplateClass};
+use model::calls::Call;
+use model::chat_template::{Content, Message, Reply, Role};
+use model::prompt::{self, Entry as LogEntry, LogEnd, TemplateClass};
 use proto::v1;
-use serde_json::value::RawValue;
 
 use crate::conversation::{Cut, Item, TokenLog};
-use crate::emit::no_tools;
+use crate::emit::new_id;
 use crate::error::ApiError;
+use crate::history::{ContentHash, Entry, History};
 use crate::metrics as names;
 use crate::state::Gateway;
 use crate::store::Stored;
 use crate::turn::Origin;
-use crate::wire::{Create, Setting, Transport};
+use crate::wire::{Create, InputItem, InputKind, Setting, Tools, Transport};
 
 /// A turn ready to run.
 #[derive(Debug)]
 pub(crate) struct Prepared {
     pub(crate) response_id: String,
+    pub(crate) tenant: Arc<str>,
     pub(crate) conversation: String,
     /// The whole prompt.
     pub(crate) log: TokenLog,
+    /// All items up to the answer.
+    pub(crate) history: History,
+    /// The last of them, which this turn has brought.
+    pub(crate) n_own_items: usize,
     /// Where the workers may pick up: what the parent's turn has left in their caches.
     pub(crate) cut: Cut,
     pub(crate) n_tokenized: usize,
@@ -31,8 +38,7 @@ pub(crate) struct Prepared {
     pub(crate) max_output_tokens: usize,
     pub(crate) sampling: v1::Sampling,
     pub(crate) instructions: Option<Arc<str>>,
-    pub(crate) tools: Arc<str>,
-    pub(crate) tools_echo: Box<RawValue>,
+    pub(crate) tools: Arc<Tools>,
     pub(crate) last_decode: String,
 }
 
@@ -41,10 +47,14 @@ pub(crate) struct Prepared {
 pub(crate) struct Basis {
     parent: Option<Arc<Stored>>,
     instructions: Option<Arc<str>>,
-    tools: Arc<str>,
+    tools: Arc<Tools>,
+    /// The input behind what the parent holds already.
+    new: Vec<InputItem>,
+    entries: Vec<Entry>,
 }
 
-/// Checks the request against the model and finds what it continues.
+/// Checks the request against the model and finds what it continues: the response it names, or else the one after which
+/// exactly the beginning of its input had been said.
 ///
 /// # Errors
 /// When the model or the parent is unknown, or the input cannot fit the context.
@@ -54,19 +64,127 @@ pub(crate) fn find_basis(gateway: &Gateway, create: &Create, origin: &Origin) ->
     let parent = find_parent(gateway, create, origin)?;
     let instructions =
         inherit(&create.instructions, parent.as_deref().and_then(|p| p.instructions.as_ref()), origin);
-    let tools = inherit(&create.tools, parent.as_deref().map(|p| &p.tools), origin);
-    Ok(Basis { parent, instructions, tools: tools.unwrap_or_else(|| "[]".into()) })
+    let new = resolved(gateway, create, origin)?;
+    let tools = offered(create, parent.as_deref(), origin, &new)?;
+    let entries: Vec<Entry> = new.iter().map(|item| Entry::of_input(item, new_id)).collect();
+    let mut basis = Basis { parent, instructions, tools, new, entries };
+    if basis.parent.is_none() {
+        basis.find_by_content(gateway, origin);
+    }
+    basis.check_results()?;
+    Ok(basis)
 }
 
 impl Basis {
     /// True when the turn renders a long conversation anew.
-    pub(crate) fn rerenders_much(&self, gateway: &Gateway, create: &Create) -> bool {
+    pub(crate) fn rerenders_much(&self, gateway: &Gateway) -> bool {
         const MUCH: usize = 4096;
-        self.parent.as_deref().is_some_and(|parent| {
-            let appends = self.instructions == parent.instructions && appendable(gateway, &create.input);
-            parent.log.len() > MUCH && !appends
-        })
+        self.parent.as_deref().is_some_and(|parent| parent.log.len() > MUCH && !self.appends_to(gateway, parent))
     }
+
+    /// Bytes of text that may have to be tokenized.
+    pub(crate) fn text_bytes(&self) -> usize {
+        self.new.iter().map(InputItem::text_bytes).sum::<usize>()
+            + if self.parent.is_none() { self.tools.raw.len() } else { 0 }
+    }
+
+    fn appends_to(&self, gateway: &Gateway, parent: &Stored) -> bool {
+        let same_tools = Arc::ptr_eq(&self.tools, &parent.tools);
+        self.instructions == parent.instructions && same_tools && appendable(gateway, &self.new)
+    }
+
+    /// Looks for the conversation that the input repeats, longest first. O(items).
+    fn find_by_content(&mut self, gateway: &Gateway, origin: &Origin) {
+        let start = ContentHash::start(&origin.tenant, self.instructions.as_deref(), &self.tools);
+        let contents = History::new(start).contents_with(&self.entries);
+        let found = contents
+            .iter()
+            .enumerate()
+            .skip(1)
+            .rev()
+            .find_map(|(n_items, content)| Some((n_items, gateway.store().after(content)?)));
+        let Some((n_items, parent)) = found else { return };
+        metrics::counter!(names::CONTENT_MATCHES).increment(1);
+        self.new.drain(..n_items);
+        self.entries.drain(..n_items);
+        self.tools = Arc::clone(&parent.tools);
+        self.instructions.clone_from(&parent.instructions);
+        self.parent = Some(parent);
+    }
+
+    /// Every result must answer a call of the conversation.
+    fn check_results(&self) -> Result<(), ApiError> {
+        for (idx, item) in self.new.iter().enumerate() {
+            let InputKind::Result { call_id, .. } = &item.kind else { continue };
+            let own = self.new[..idx].iter().any(|item| {
+                matches!(&item.kind, InputKind::Call { call_id: own, .. } if own == call_id)
+            });
+            if !own && !self.parent.as_ref().is_some_and(|parent| parent.history.has_call(call_id)) {
+                let message = format!("no tool call with the id `{call_id}` is in this conversation");
+                return Err(ApiError::invalid("unknown_call_id", message).at(format!("input[{idx}].call_id")));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The input with references replaced by what they stand for.
+fn resolved(gateway: &Gateway, create: &Create, origin: &Origin) -> Result<Vec<InputItem>, ApiError> {
+    let mut items = Vec::with_capacity(create.input.len());
+    for (idx, item) in create.input.iter().enumerate() {
+        let InputKind::Reference(id) = &item.kind else {
+            items.push(item.clone());
+            continue;
+        };
+        let json = gateway.store().item(&origin.tenant, id).ok_or_else(|| {
+            let message = format!("no stored item has the id `{id}`: send the item itself");
+            ApiError::invalid("item_not_found", message).at(format!("input[{idx}].id"))
+        })?;
+        items.push(InputItem::parse(&json, &format!("input[{idx}]"))?);
+    }
+    Ok(items)
+}
+
+/// The tools of the turn: those of the request or (on a socket) the parent's, and what items of the input add.
+fn offered(
+    create: &Create,
+    parent: Option<&Stored>,
+    origin: &Origin,
+    new: &[InputItem],
+) -> Result<Arc<Tools>, ApiError> {
+    let added: Vec<&str> = new
+        .iter()
+        .filter_map(|item| if let InputKind::Tools(raw) = &item.kind { Some(raw.as_str()) } else { None })
+        .collect();
+    let inherited = parent.map(|parent| &parent.tools);
+    let given = match &create.tools {
+        Setting::Given(raw) => Some(raw.as_str()),
+        Setting::Absent if origin.transport == Transport::WebSocket && added.is_empty() => {
+            return Ok(inherited.map_or_else(Tools::none, Arc::clone));
+        }
+        Setting::Absent if origin.transport == Transport::WebSocket => inherited.map(|tools| &*tools.raw),
+        Setting::Absent | Setting::Null => None,
+    };
+    let raw = merged(given.unwrap_or("[]"), &added);
+    match inherited {
+        Some(same) if *same.raw == *raw => Ok(Arc::clone(same)),
+        _ if raw == "[]" => Ok(Tools::none()),
+        _ => Tools::parse(&raw),
+    }
+}
+
+/// One JSON list of all tools.
+fn merged(given: &str, added: &[&str]) -> String {
+    let inner = |list: &str| {
+        let list = list.trim();
+        list.strip_prefix('[').and_then(|list| list.strip_suffix(']')).unwrap_or_default().trim().to_owned()
+    };
+    if added.is_empty() {
+        return given.to_owned();
+    }
+    let lists: Vec<String> =
+        std::iter::once(given).chain(added.iter().copied()).map(inner).filter(|list| !list.is_empty()).collect();
+    format!("[{}]", lists.join(","))
 }
 
 /// Builds the turn's prompt.
@@ -79,37 +197,49 @@ pub(crate) fn prepare(
     origin: &Origin,
     basis: Basis,
 ) -> Result<Prepared, ApiError> {
-    let Basis { parent, instructions, tools } = basis;
     let reply = if create.generate { Reply::Expected } else { Reply::None };
-    let built = build(gateway, create, parent.as_deref(), instructions.as_deref(), reply)?;
+    let built = build(gateway, &basis, create, reply)?;
     metrics::counter!(names::TOKENIZED_TOKENS).increment(built.n_tokenized as u64);
     let max_output_tokens = output_limit(gateway, create, built.log.len())?;
+    let Basis { parent, instructions, tools, entries, .. } = basis;
+    let parent = parent.as_deref();
     let response_id = origin.response_id.clone();
+    let start = || ContentHash::start(&origin.tenant, instructions.as_deref(), &tools);
+    let mut history = match parent {
+        Some(parent) if parent.instructions == instructions && Arc::ptr_eq(&parent.tools, &tools) => {
+            parent.history.clone()
+        }
+        Some(parent) => parent.history.restarted(start()),
+        None => History::new(start()),
+    };
+    let n_own_items = entries.len();
+    history.append(entries);
     Ok(Prepared {
-        conversation: parent
-            .as_ref()
-            .map_or_else(|| response_id.clone(), |parent| parent.conversation.clone()),
-        last_decode: parent.as_ref().map(|parent| parent.decode_worker.clone()).unwrap_or_default(),
+        conversation: parent.map_or_else(|| response_id.clone(), |parent| parent.conversation.clone()),
+        last_decode: parent.map(|parent| parent.decode_worker.clone()).unwrap_or_default(),
         response_id,
-        n_own_tokens: built.n_tokenized + own_text_tokens(parent.as_deref(), instructions.as_ref(), &tools),
+        tenant: Arc::clone(&origin.tenant),
+        n_own_tokens: built.n_tokenized + own_text_tokens(parent, instructions.as_ref(), &tools),
         log: built.log,
+        history,
+        n_own_items,
         cut: built.cut,
         n_tokenized: built.n_tokenized,
         max_output_tokens,
         sampling: sampling(gateway, create),
         instructions,
         tools,
-        tools_echo: no_tools(),
     })
 }
 
 /// Texts that the parent does not share, at about four bytes a token.
-fn own_text_tokens(parent: Option<&Stored>, instructions: Option<&Arc<str>>, tools: &Arc<str>) -> usize {
-    let shared = |text: &Arc<str>| {
-        let theirs = parent.map(|parent| [parent.instructions.as_ref(), Some(&parent.tools)]);
-        theirs.into_iter().flatten().flatten().any(|other| Arc::ptr_eq(other, text))
+fn own_text_tokens(parent: Option<&Stored>, instructions: Option<&Arc<str>>, tools: &Arc<Tools>) -> usize {
+    let same_text = |text: &Arc<str>| {
+        parent.and_then(|parent| parent.instructions.as_ref()).is_some_and(|other| Arc::ptr_eq(other, text))
     };
-    instructions.into_iter().chain([tools]).filter(|text| !shared(text)).map(|text| text.len() / 4).sum()
+    let text = instructions.filter(|text| !same_text(text)).map_or(0, |text| text.len());
+    let same_tools = parent.is_some_and(|parent| Arc::ptr_eq(&parent.tools, tools));
+    (text + if same_tools { 0 } else { tools.raw.len() }) / 4
 }
 
 fn check_model(gateway: &Gateway, create: &Create) -> Result<(), ApiError> {
@@ -140,7 +270,7 @@ fn check_size(gateway: &Gateway, create: &Create) -> Result<(), ApiError> {
 fn find_parent(gateway: &Gateway, create: &Create, origin: &Origin) -> Result<Option<Arc<Stored>>, ApiError> {
     let Some(id) = &create.previous_response_id else { return Ok(None) };
     let latest = origin.latest.as_ref().filter(|latest| latest.id == *id);
-    match latest.cloned().or_else(|| gateway.store().get(id)) {
+    match latest.cloned().or_else(|| gateway.store().get(id, &origin.tenant)) {
         Some(stored) => Ok(Some(stored)),
         None => {
             let id: String = id.chars().take(80).collect();
@@ -170,44 +300,77 @@ struct Built {
     n_tokenized: usize,
 }
 
-fn build(
-    gateway: &Gateway,
-    create: &Create,
-    parent: Option<&Stored>,
-    instructions: Option<&str>,
-    reply: Reply,
-) -> Result<Built, ApiError> {
-    let Some(parent) = parent else {
-        return start(gateway, &create.input, instructions, reply);
+fn build(gateway: &Gateway, basis: &Basis, create: &Create, reply: Reply) -> Result<Built, ApiError> {
+    let input = messages(gateway, &basis.new);
+    let Some(parent) = basis.parent.as_deref() else {
+        return start(gateway, basis, &input, reply);
     };
-    let unchanged = parent.instructions.as_deref() == instructions;
-    if unchanged && appendable(gateway, &create.input) {
-        match extend(gateway, parent, &create.input, reply) {
+    if basis.appends_to(gateway, parent) {
+        match extend(gateway, parent, &input, reply) {
             Err(prompt::Error::NotAppendable { .. }) => {}
             result => return result.map_err(refused),
         }
     }
     metrics::counter!(names::RERENDERS).increment(1);
-    rerender(gateway, parent, &create.input, instructions, reply).map_err(refused)
+    let entries = parent.log.with_entries(|entries| entries.iter().copied().map(item).collect::<Vec<_>>());
+    rerender(gateway, basis, entries, &input, reply).map_err(refused)
 }
 
-/// True when the template lets these messages be appended to what was rendered before.
-fn appendable(gateway: &Gateway, new: &[Message]) -> bool {
+/// The messages that items stand for. What an assistant said and called in a row is one message, as it was one turn.
+fn messages(gateway: &Gateway, items: &[InputItem]) -> Vec<Message> {
+    let format = gateway.text().prompts.format();
+    let mut messages = Vec::with_capacity(items.len());
+    let mut text: Option<Content> = None;
+    let mut calls: Vec<Call> = Vec::new();
+    let flush = |text: &mut Option<Content>, calls: &mut Vec<Call>, messages: &mut Vec<Message>| {
+        let said = text.take();
+        if calls.is_empty() {
+            messages.extend(said.map(|content| Message { role: Role::Assistant, content }));
+        } else {
+            let said = said.unwrap_or_default();
+            messages.push(format.assistant(said.text(), &std::mem::take(calls)));
+        }
+    };
+    for item in items {
+        match &item.kind {
+            InputKind::Message(message) if message.role == Role::Assistant => {
+                flush(&mut text, &mut calls, &mut messages);
+                text = Some(message.content.clone());
+            }
+            InputKind::Call { call, .. } => calls.push(call.clone()),
+            InputKind::Message(message) => {
+                flush(&mut text, &mut calls, &mut messages);
+                messages.push(message.clone());
+            }
+            InputKind::Result { text: result, .. } => {
+                flush(&mut text, &mut calls, &mut messages);
+                messages.push(format.result(result));
+            }
+            InputKind::Compaction { .. }
+            | InputKind::CompactionTrigger
+            | InputKind::Tools(_)
+            | InputKind::Reference(_)
+            | InputKind::Silent => {}
+        }
+    }
+    flush(&mut text, &mut calls, &mut messages);
+    messages
+}
+
+/// True when the template lets these items be appended to what was rendered before.
+fn appendable(gateway: &Gateway, new: &[InputItem]) -> bool {
     match gateway.text().prompts.class() {
         TemplateClass::AppendOnly => true,
-        TemplateClass::AppendOnlyWithinToolLoop => new.iter().all(|message| message.role == Role::Tool),
+        TemplateClass::AppendOnlyWithinToolLoop => {
+            !new.iter().any(|item| matches!(item.kind, InputKind::Message(_)))
+        }
         TemplateClass::Rewrites => false,
     }
 }
 
-fn start(
-    gateway: &Gateway,
-    input: &[Message],
-    instructions: Option<&str>,
-    reply: Reply,
-) -> Result<Built, ApiError> {
-    let messages = with_instructions(instructions, input);
-    let ids = gateway.text().prompts.extend(LogEnd::Empty, &messages, reply).map_err(refused)?;
+fn start(gateway: &Gateway, basis: &Basis, input: &[Message], reply: Reply) -> Result<Built, ApiError> {
+    let messages = with_instructions(basis.instructions.as_deref(), input);
+    let ids = gateway.text().prompts.start(&messages, reply, &basis.tools.shown).map_err(refused)?;
     let mut log = TokenLog::new(gateway.hash_key());
     let n_tokenized = ids.len();
     append(&mut log, ids, input, reply);
@@ -231,33 +394,27 @@ fn extend(
 /// Renders the whole conversation again; generated ids stay as they were generated.
 fn rerender(
     gateway: &Gateway,
-    parent: &Stored,
+    basis: &Basis,
+    before: Vec<Item>,
     input: &[Message],
-    instructions: Option<&str>,
     reply: Reply,
 ) -> Result<Built, prompt::Error> {
-    let system = instructions.map(system_message);
+    let system = basis.instructions.as_deref().map(system_message);
+    let items: Vec<Item> = before.into_iter().chain(input.iter().cloned().map(Item::Message)).collect();
+    let all: Vec<LogEntry<'_>> =
+        system.iter().map(LogEntry::Message).chain(items.iter().filter_map(Item::entry)).collect();
+    let ids = gateway.text().prompts.render_all(&all, reply, &basis.tools.shown)?;
+    drop(all);
     let mut log = TokenLog::new(gateway.hash_key());
-    let (ids, items) = parent.log.with_entries(|entries| {
-        let all: Vec<Entry<'_>> = system
-            .iter()
-            .map(Entry::Message)
-            .chain(entries.iter().copied())
-            .chain(input.iter().map(Entry::Message))
-            .collect();
-        let ids = gateway.text().prompts.render_all(&all, reply)?;
-        Ok::<_, prompt::Error>((ids, entries.iter().copied().map(item).collect::<Vec<_>>()))
-    })?;
     let n_tokenized = ids.len();
-    let items = items.into_iter().chain(input.iter().cloned().map(Item::Message)).collect();
     log.append(ids, items, end(reply));
     Ok(Built { log, cut: Cut::root(), n_tokenized })
 }
 
-fn item(entry: Entry<'_>) -> Item {
+fn item(entry: LogEntry<'_>) -> Item {
     match entry {
-        Entry::Message(message) => Item::Message(message.clone()),
-        Entry::Generated { ids } => Item::GeneratedBefore { ids: ids.into() },
+        LogEntry::Message(message) => Item::Message(message.clone()),
+        LogEntry::Generated { ids } => Item::GeneratedBefore { ids: ids.into() },
     }
 }
 
@@ -275,7 +432,7 @@ fn with_instructions(instructions: Option<&str>, input: &[Message]) -> Vec<Messa
 }
 
 fn system_message(instructions: &str) -> Message {
-    Message { role: Role::System, content: instructions.to_owned() }
+    Message { role: Role::System, content: instructions.into() }
 }
 
 fn refused(error: prompt::Error) -> ApiError {

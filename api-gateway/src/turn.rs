@@ -8,6 +8,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use model::calls::{CallFinder, Piece};
 use model::detokenize::Detokenizer;
 use model::prompt::LogEnd;
 use proto::reason::Reason;
@@ -21,13 +22,14 @@ use tracing::{Instrument, Span};
 
 use crate::cluster::{Counted, RouteQuery, may_retry};
 use crate::conversation::{Cut, Item, TokenLog};
-use crate::emit::{Emitter, EventSink};
+use crate::emit::{Emitter, EventSink, Phase};
 use crate::error::ApiError;
+use crate::history::Entry;
 use crate::metrics as names;
 use crate::prepare::{Prepared, find_basis, prepare};
 use crate::state::Gateway;
 use crate::store::Stored;
-use crate::wire::{self, Create, Transport, Usage};
+use crate::wire::{self, Create, Status as ItemStatus, ToolChoice, Transport, Usage};
 
 /// A turn that started is announced after this long, even if no worker has taken it yet.
 const ANNOUNCE_AFTER: Duration = Duration::from_millis(300);
@@ -50,6 +52,8 @@ pub(crate) struct Ended {
 #[derive(Debug)]
 pub(crate) struct Origin {
     pub(crate) transport: Transport,
+    /// On whose behalf: nothing stored is shared between tenants.
+    pub(crate) tenant: Arc<str>,
     /// The id the response will have.
     pub(crate) response_id: String,
     /// A response that only this connection knows.
@@ -130,7 +134,7 @@ async fn prepare_off_thread(
     origin: Origin,
 ) -> Result<(Prepared, Create), ApiError> {
     let basis = find_basis(gateway, &create, &origin)?;
-    if create.text_bytes() <= LONG_INPUT_BYTES && !basis.rerenders_much(gateway, &create) {
+    if basis.text_bytes() <= LONG_INPUT_BYTES && !basis.rerenders_much(gateway) {
         return Ok((prepare(gateway, &create, &origin, basis)?, create));
     }
     let gateway = gateway.clone();
@@ -193,6 +197,8 @@ struct Run<'a> {
     turn: u64,
     generated: Vec<u32>,
     detokenizer: Detokenizer,
+    finder: Option<CallFinder>,
+    n_reasoning: usize,
     started: Option<v1::Started>,
     decode_worker: String,
     avoid: Vec<v1::WorkerRef>,
@@ -207,6 +213,14 @@ impl<'a> Run<'a> {
         cancel: &'a CancellationToken,
     ) -> Self {
         let detokenizer = Detokenizer::new(gateway.text().tokenizer.byte_table());
+        let prompts = &gateway.text().prompts;
+        // Calls that nobody offered, or wants, stay the text that they are.
+        let tools = match create.tool_choice {
+            ToolChoice::None => Arc::default(),
+            _ => Arc::clone(&prepared.tools.shown),
+        };
+        let splits = !tools.is_empty() || prompts.format().knows_reasoning();
+        let finder = splits.then(|| CallFinder::new(Arc::clone(prompts.format()), tools, prompts.thinks()));
         let turn = rand::random();
         let (generated, avoid) = (Vec::new(), Vec::new());
         let decode_worker = prepared.last_decode.clone();
@@ -218,6 +232,8 @@ impl<'a> Run<'a> {
             turn,
             generated,
             detokenizer,
+            finder,
+            n_reasoning: 0,
             started: None,
             decode_worker,
             avoid,
@@ -342,12 +358,11 @@ impl<'a> Run<'a> {
                     }
                 }
                 Some(WorkerEvent::Tokens(tokens)) => {
-                    let mut text = String::new();
-                    for &id in &tokens.ids {
-                        text.push_str(self.detokenizer.push(id));
-                    }
+                    let pieces = self.pieces(&tokens.ids);
                     self.generated.extend(tokens.ids);
-                    emitter.text(&text).await.map_err(Failure::Client)?;
+                    for piece in pieces {
+                        emitter.piece(piece, Vec::new()).await.map_err(Failure::Client)?;
+                    }
                 }
                 Some(WorkerEvent::Finished(finished)) => return Ok(Finish::from_wire(finished.reason())),
                 None => {
@@ -356,6 +371,36 @@ impl<'a> Run<'a> {
                 }
             }
         }
+    }
+
+    /// What the tokens add to the output.
+    fn pieces(&mut self, ids: &[u32]) -> Vec<Piece> {
+        let Some(finder) = &mut self.finder else {
+            let mut text = String::new();
+            ids.iter().for_each(|&id| text.push_str(self.detokenizer.push(id)));
+            return if text.is_empty() { Vec::new() } else { vec![Piece::Text(text)] };
+        };
+        let mut pieces = Vec::new();
+        for &id in ids {
+            self.n_reasoning += usize::from(finder.is_reasoning());
+            finder.push(id, self.detokenizer.push(id), &mut pieces);
+        }
+        joined(pieces)
+    }
+
+    /// What was held back until it was clear that nothing more comes.
+    fn last_pieces(&mut self) -> Vec<Piece> {
+        let table = self.gateway.text().tokenizer.byte_table();
+        let rest = std::mem::replace(&mut self.detokenizer, Detokenizer::new(table)).finish();
+        let Some(mut finder) = self.finder.take() else {
+            return if rest.is_empty() { Vec::new() } else { vec![Piece::Text(rest)] };
+        };
+        let mut pieces = Vec::new();
+        if !rest.is_empty() {
+            finder.push(u32::MAX, &rest, &mut pieces);
+        }
+        finder.finish(&mut pieces);
+        joined(pieces)
     }
 
     /// Decides after a failed attempt: nothing to try again, or the error for the client.
@@ -390,6 +435,7 @@ impl<'a> Run<'a> {
             input_tokens: self.prepared.log.len(),
             cached_tokens: (started.cached_tokens as usize).min(self.prepared.log.len()),
             output_tokens: self.generated.len(),
+            reasoning_tokens: self.n_reasoning,
         }
     }
 
@@ -415,41 +461,60 @@ impl<'a> Run<'a> {
         finish: Finish,
         began: Instant,
     ) -> Result<Ended, ApiError> {
-        let rest = std::mem::replace(
-            &mut self.detokenizer,
-            Detokenizer::new(self.gateway.text().tokenizer.byte_table()),
-        );
-        emitter.text(&rest.finish()).await?;
-        let (usage, account) = (self.usage(), self.account());
-        let stored = Arc::new(self.stored(finish, emitter.id()));
-        if self.create.store {
-            let own = self.prepared.n_own_tokens + self.generated.len();
-            self.gateway.store().put(Arc::clone(&stored), own);
+        for piece in self.last_pieces() {
+            emitter.piece(piece, Vec::new()).await?;
         }
+        let reason = finish.incomplete_reason();
+        let status = if reason.is_some() { ItemStatus::Incomplete } else { ItemStatus::Completed };
+        if self.create.generate && emitter.items().is_empty() {
+            // An empty answer is a message all the same.
+            emitter.open(wire::Body::Message { text: String::new(), logprobs: Vec::new() }).await?;
+        }
+        emitter.close(status).await?;
+        let (usage, account) = (self.usage(), self.account());
+        let baton = self.create.include.baton.then_some(&account);
+        let phase = Phase { status, usage: Some(usage), error: None, incomplete_reason: reason, baton };
+        let response = emitter.json(&phase);
+        // Whoever has seen the end of a response can continue it.
+        let stored = Arc::new(self.stored(finish, &emitter, &response));
+        let text = if self.create.store { response.len() / 4 } else { 0 };
+        let own = self.prepared.n_own_tokens + self.generated.len() + text;
+        self.gateway.store().put(Arc::clone(&stored), own);
         self.record(usage, &emitter, began);
-        let response = emitter.finish(finish, self.create.generate, usage, account).await?;
+        emitter.end(&phase).await?;
         Ok(Ended { response, stored: Some(stored) })
     }
 
-    fn stored(&self, finish: Finish, id: &str) -> Stored {
-        let mut log = self.prepared.log.clone();
+    fn stored(&self, finish: Finish, emitter: &Emitter<'_>, response: &str) -> Stored {
+        let prepared = self.prepared;
+        let mut log = prepared.log.clone();
         if self.create.generate {
             let end = LogEnd::Generated { closed: finish == Finish::Stop };
             log.append(self.generated.clone(), vec![Item::Generated], end);
         }
+        let output: Vec<Entry> = emitter.items().iter().map(Entry::of_output).collect();
+        let n_output_items = output.len();
+        let mut history = prepared.history.clone();
+        history.append(output);
         Stored {
-            id: id.to_owned(),
-            conversation: self.prepared.conversation.clone(),
+            id: emitter.id().to_owned(),
+            tenant: Arc::clone(&prepared.tenant),
+            conversation: prepared.conversation.clone(),
             log,
-            instructions: self.prepared.instructions.clone(),
-            tools: Arc::clone(&self.prepared.tools),
+            history,
+            n_own_items: prepared.n_own_items + n_output_items,
+            n_output_items,
+            instructions: prepared.instructions.clone(),
+            tools: Arc::clone(&prepared.tools),
             decode_worker: self.decode_worker.clone(),
+            cache_key: self.create.prompt_cache_key.clone(),
+            response: self.create.store.then(|| response.into()),
         }
     }
 
     fn record(&self, usage: Usage, emitter: &Emitter<'_>, began: Instant) {
         let took = began.elapsed();
-        let ttft = emitter.first_text().map(|first| first.duration_since(began));
+        let ttft = emitter.first_output().map(|first| first.duration_since(began));
         let computed = self.started.as_ref().map_or(0, |started| started.computed_tokens);
         metrics::counter!(names::PROMPT_TOKENS).increment(usage.input_tokens as u64);
         metrics::counter!(names::CACHED_TOKENS).increment(usage.cached_tokens as u64);
@@ -471,6 +536,20 @@ impl<'a> Run<'a> {
             "turn finished"
         );
     }
+}
+
+/// Pieces that belong together as one: an event costs more than a byte.
+fn joined(pieces: Vec<Piece>) -> Vec<Piece> {
+    let mut all: Vec<Piece> = Vec::with_capacity(pieces.len());
+    for piece in pieces {
+        match (all.last_mut(), piece) {
+            (Some(Piece::Text(text)), Piece::Text(more))
+            | (Some(Piece::Reasoning(text)), Piece::Reasoning(more))
+            | (Some(Piece::Arguments(text)), Piece::Arguments(more)) => text.push_str(&more),
+            (_, piece) => all.push(piece),
+        }
+    }
+    all
 }
 
 fn api_error(status: &Status) -> ApiError {

@@ -1,13 +1,19 @@
 //! OpenAI's JSON: requests come in here and become domain types, responses and events leave from here.
 
+mod echo;
 mod event;
 mod input;
+mod item;
 mod request;
 mod response;
+mod tools;
 
-pub(crate) use event::{Event, error_frame, terminal_kind};
-pub(crate) use request::{ClientEvent, Create, Setting, parse_body, parse_frame};
+pub(crate) use event::{At, Event, error_frame, steer_failed, terminal_kind};
+pub(crate) use input::{InputItem, InputKind, parse_at as parse_items};
+pub(crate) use item::{Body, Logprob, OutputItem, Shown, TopLogprob};
+pub(crate) use request::{ClientEvent, Create, Include, Lane, Setting, Steer, parse_body, parse_frame};
 pub(crate) use response::{BatonTurn, ResponseView, Status, Usage};
+pub(crate) use tools::{Format, ToolChoice, Tools, flat_name};
 
 /// Where the client's bytes came from; a few rules differ.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -44,7 +44,50 @@ pub enum Role {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Message {
     pub role: Role,
-    pub content: String,
+    pub content: Content,
+}
+
+/// The text of a message. Nothing in it can become a special token; those that belong there stand beside it.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Content {
+    text: String,
+    /// (before this byte of the text, id), in order.
+    specials: Vec<(usize, u32)>,
+}
+
+impl Content {
+    pub fn text(&self) -> &str {
+        &self.text
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.text.is_empty() && self.specials.is_empty()
+    }
+
+    pub fn push_str(&mut self, text: &str) {
+        self.text.push_str(text);
+    }
+
+    /// Appends a special token, such as the marker of a tool call.
+    pub fn push_special(&mut self, id: u32) {
+        self.specials.push((self.text.len(), id));
+    }
+
+    pub(crate) fn specials(&self) -> &[(usize, u32)] {
+        &self.specials
+    }
+}
+
+impl From<String> for Content {
+    fn from(text: String) -> Self {
+        Self { text, specials: Vec::new() }
+    }
+}
+
+impl From<&str> for Content {
+    fn from(text: &str) -> Self {
+        text.to_owned().into()
+    }
 }
 
 /// Whether the model is to answer next, so that the prompt for its turn is written.
@@ -62,6 +105,7 @@ pub struct ChatTemplate {
     knows_developer: bool,
     reads_clock: bool,
     knows_reasoning: bool,
+    source: String,
 }
 
 impl ChatTemplate {
@@ -87,6 +131,7 @@ impl ChatTemplate {
             knows_developer: source.contains("developer"),
             reads_clock: source.contains("strftime_now"),
             knows_reasoning: source.contains("</think>"),
+            source: source.to_owned(),
         })
     }
 
@@ -107,20 +152,50 @@ impl ChatTemplate {
     /// # Errors
     /// [`Error::Render`] when the template raises, for example on an order of roles that it does not know.
     pub fn render(&self, messages: &[(Role, &str)], reply: Reply) -> Result<String, Error> {
+        self.render_with(messages, reply, Value::UNDEFINED)
+    }
+
+    /// The text of a whole dialogue in which tools are offered. `tools` is what [`tools_value`](Self::tools_value) gives.
+    ///
+    /// # Errors
+    /// As for [`Self::render`].
+    pub(crate) fn render_with(
+        &self,
+        messages: &[(Role, &str)],
+        reply: Reply,
+        tools: Value,
+    ) -> Result<String, Error> {
         let messages = messages.iter().map(|(role, content)| {
             Value::from_pairs([
                 ("role", Value::from(self.role_name(*role))),
                 ("content", Value::from(*content)),
+                // Some templates want one for results, of nine characters.
+                ("tool_call_id", Value::from("call00000")),
             ])
         });
         let context = context! {
             messages => messages.collect::<Vec<Value>>(),
             add_generation_prompt => reply == Reply::Expected,
+            tools => tools,
             bos_token => &self.bos,
             eos_token => &self.eos,
         };
         let template = self.environment.get_template(NAME).expect("added when the environment was made");
         template.render(context).map_err(|e| Error::Render(e.to_string()))
+    }
+
+    /// Whether the template's source has this text in it.
+    pub(crate) fn mentions(&self, text: &str) -> bool {
+        self.source.contains(text)
+    }
+
+    /// Tools as templates take them, from the JSON text of each; the order of keys is kept.
+    ///
+    /// # Errors
+    /// When one is no JSON.
+    pub(crate) fn tools_value(tools: impl Iterator<Item = String>) -> Result<Value, Error> {
+        let parse = |tool: String| serde_json::from_str(&tool).map_err(|e| Error::Render(e.to_string()));
+        Ok(Value::from(tools.map(parse).collect::<Result<Vec<Value>, _>>()?))
     }
 
     /// Whether two renderings of the same messages can differ because time has passed.

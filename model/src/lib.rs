@@ -4,6 +4,7 @@
 //!
 //! Nothing here is async, and nothing reads the environment.
 
+pub mod calls;
 pub mod chat_template;
 pub mod checkpoint;
 pub mod detokenize;

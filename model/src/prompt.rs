@@ -16,8 +16,10 @@ mod shape;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use crate::chat_template::{self, ChatTemplate, Message, Reply, Role};
+use crate::calls::{CallFormat, Thinks, Tool};
+use crate::chat_template::{self, ChatTemplate, Content, Message, Reply, Role};
 use crate::tokenizer::Tokenizer;
+use minijinja::value::Value;
 use shape::{Shape, Source};
 
 /// Shapes kept; agents use a handful. The cache starts anew when it is full.
@@ -88,6 +90,8 @@ struct Inner {
     template: ChatTemplate,
     tokenizer: Arc<Tokenizer>,
     class: TemplateClass,
+    format: Arc<CallFormat>,
+    thinks: Thinks,
     shapes: Mutex<HashMap<ShapeKey, Arc<Shape>>>,
 }
 
@@ -106,7 +110,9 @@ impl PromptBuilder {
     /// When the template renders none of them.
     pub fn new(template: ChatTemplate, tokenizer: Arc<Tokenizer>) -> Result<Self, Error> {
         let class = classify::classify(&template, &tokenizer)?;
-        let inner = Inner { template, tokenizer, class, shapes: Mutex::default() };
+        let format = CallFormat::of(&template, &tokenizer);
+        let thinks = thinks(&template, &format);
+        let inner = Inner { template, tokenizer, class, format, thinks, shapes: Mutex::default() };
         Ok(Self { inner: Arc::new(inner) })
     }
 
@@ -116,6 +122,28 @@ impl PromptBuilder {
 
     pub fn template(&self) -> &ChatTemplate {
         &self.inner.template
+    }
+
+    /// How the model writes calls.
+    pub fn format(&self) -> &Arc<CallFormat> {
+        &self.inner.format
+    }
+
+    /// Whether an answer begins within reasoning, because the template has opened it.
+    pub fn thinks(&self) -> Thinks {
+        self.inner.thinks
+    }
+
+    /// The ids of a dialogue that begins with `messages` and in which `tools` are offered.
+    ///
+    /// # Errors
+    /// When the template refuses the messages or the tools.
+    pub fn start(&self, messages: &[Message], reply: Reply, tools: &[Tool]) -> Result<Vec<u32>, Error> {
+        if tools.is_empty() {
+            return self.extend(LogEnd::Empty, messages, reply);
+        }
+        let entries: Vec<Entry<'_>> = messages.iter().map(Entry::Message).collect();
+        self.render_all(&entries, reply, tools)
     }
 
     /// The ids to append to a log that ends as `end`, for the messages `new` and, when a reply is expected, the prompt
@@ -131,41 +159,74 @@ impl PromptBuilder {
         }
         let shape = self.inner.shape(end, new, reply)?;
         let mut ids = Vec::new();
-        shape.fill(&self.inner.tokenizer, |index| &new[index].content, |_| &[], &mut ids);
+        shape.fill(&self.inner.tokenizer, |index| Some(&new[index].content), |_| &[], &mut ids);
         if end == LogEnd::Empty {
             self.inner.begin_with_bos(&mut ids);
         }
         Ok(ids)
     }
 
-    /// The ids of a whole dialogue: messages rendered, generated ids as they are. O(dialogue).
+    /// The ids of a whole dialogue in which `tools` are offered: messages rendered, generated ids as they are.
+    /// O(dialogue).
     ///
     /// # Errors
-    /// When the template refuses the messages.
-    pub fn render_all(&self, entries: &[Entry<'_>], reply: Reply) -> Result<Vec<u32>, Error> {
-        let entries = without_retried(entries, reply);
+    /// When the template refuses the messages or the tools.
+    pub fn render_all(
+        &self,
+        entries: &[Entry<'_>],
+        reply: Reply,
+        tools: &[Tool],
+    ) -> Result<Vec<u32>, Error> {
+        let inner = &self.inner;
+        let offer = inner.offer(entries, tools)?;
+        let mut entries = without_retried(entries, reply);
+        if let Some(system) = &offer.system {
+            let replaced = usize::from(is_system(entries.first()));
+            entries.splice(..replaced, [Entry::Message(system)]);
+        }
         if entries.is_empty() && reply == Reply::None {
             return Ok(Vec::new());
         }
-        let sources: Vec<Source> = entries.iter().map(|entry| self.inner.source(entry)).collect();
-        let text = self.inner.render(&sources, reply)?;
-        let mut shape = Shape::compile(&text, &sources, None, &self.inner.tokenizer)?;
+        let sources: Vec<Source> = entries.iter().map(|entry| inner.source(entry)).collect();
+        let text = inner.render_with(&sources, reply, offer.value)?;
+        let mut shape = Shape::compile(&text, &sources, None, &inner.tokenizer)?;
         if reply == Reply::None && matches!(entries.last(), Some(Entry::Generated { .. })) {
             // The log ends with what was generated; what closes it belongs to the next extension.
             shape.truncate_after_generated();
         }
         let content = |index: usize| match entries[index] {
-            Entry::Message(message) => message.content.as_str(),
-            Entry::Generated { .. } => "",
+            Entry::Message(message) => Some(&message.content),
+            Entry::Generated { .. } => None,
         };
         let generated = |index: usize| match entries[index] {
             Entry::Generated { ids } => ids,
             Entry::Message(_) => &[],
         };
         let mut ids = Vec::new();
-        shape.fill(&self.inner.tokenizer, content, generated, &mut ids);
-        self.inner.begin_with_bos(&mut ids);
+        shape.fill(&inner.tokenizer, content, generated, &mut ids);
+        inner.begin_with_bos(&mut ids);
         Ok(ids)
+    }
+}
+
+/// How tools enter a rendering.
+struct Offer {
+    /// For templates that show them.
+    value: Value,
+    /// The system message with the tools in it, for those that do not.
+    system: Option<Message>,
+}
+
+fn is_system(entry: Option<&Entry<'_>>) -> bool {
+    matches!(entry, Some(Entry::Message(message)) if matches!(message.role, Role::System | Role::Developer))
+}
+
+/// A template that opens the reasoning leaves its marker at the end of the prompt.
+fn thinks(template: &ChatTemplate, format: &CallFormat) -> Thinks {
+    let prompt = template.render(&[(Role::User, "?")], Reply::Expected).unwrap_or_default();
+    match format.knows_reasoning() && prompt.trim_end().ends_with("<think>") {
+        true => Thinks::Already,
+        false => Thinks::MayBegin,
     }
 }
 
@@ -183,6 +244,38 @@ fn without_retried<'a>(entries: &[Entry<'a>], reply: Reply) -> Vec<Entry<'a>> {
 }
 
 impl Inner {
+    fn offer(&self, entries: &[Entry<'_>], tools: &[Tool]) -> Result<Offer, Error> {
+        if tools.is_empty() {
+            return Ok(Offer { value: Value::UNDEFINED, system: None });
+        }
+        if self.format.is_templated() {
+            let json = tools.iter().map(|tool| self.neutral(&tool.template_json()));
+            return Ok(Offer { value: ChatTemplate::tools_value(json)?, system: None });
+        }
+        let tools = self.format.tools_text(tools);
+        let content: Content = match entries.first() {
+            Some(Entry::Message(message)) if is_system(entries.first()) && !message.content.is_empty() => {
+                format!("{}\n\n{tools}", message.content.text()).into()
+            }
+            _ => tools.into(),
+        };
+        Ok(Offer { value: Value::UNDEFINED, system: Some(Message { role: Role::System, content }) })
+    }
+
+    /// JSON in which no special token stands: its text is broken by a space of no width.
+    fn neutral(&self, json: &str) -> String {
+        let mut neutral = String::with_capacity(json.len());
+        let mut from = 0;
+        for (range, _) in self.tokenizer.find_specials(json) {
+            let first = json[range.start..].chars().next().map_or(0, char::len_utf8);
+            neutral.push_str(&json[from..range.start + first]);
+            neutral.push('\u{200b}');
+            from = range.start + first;
+        }
+        neutral.push_str(&json[from..]);
+        neutral
+    }
+
     /// Puts the first token of every dialogue in front when the model wants one and the template has not written it.
     fn begin_with_bos(&self, ids: &mut Vec<u32>) {
         if let Some(bos) = self.tokenizer.leading_bos()
@@ -277,6 +370,10 @@ impl Inner {
 
     /// The template's text with a placeholder for each source.
     fn render(&self, sources: &[Source], reply: Reply) -> Result<String, Error> {
+        self.render_with(sources, reply, Value::UNDEFINED)
+    }
+
+    fn render_with(&self, sources: &[Source], reply: Reply, tools: Value) -> Result<String, Error> {
         let contents: Vec<String> =
             sources.iter().enumerate().map(|(index, source)| source.placeholder(index)).collect();
         let messages: Vec<(Role, &str)> = sources
@@ -284,6 +381,6 @@ impl Inner {
             .zip(&contents)
             .map(|(source, content)| (source.role(), content.as_str()))
             .collect();
-        Ok(self.template.render(&messages, reply)?)
+        Ok(self.template.render_with(&messages, reply, tools)?)
     }
 }

@@ -6,11 +6,12 @@
 
 use std::num::NonZeroU32;
 
-use model::chat_template::Message;
 use serde::{Deserialize, Deserializer};
 use serde_json::value::RawValue;
 
-use super::{Transport, input};
+use super::input::{self, InputItem};
+use super::tools::{TextSettings, ToolChoice};
+use super::{Transport, echo};
 use crate::error::ApiError;
 
 /// A field that can be left out, removed, or given.
@@ -25,45 +26,69 @@ pub(crate) enum Setting<T> {
 #[derive(Debug, Clone)]
 pub(crate) struct Create {
     pub(crate) model: Option<String>,
-    pub(crate) input: Vec<Message>,
+    pub(crate) input: Vec<InputItem>,
     pub(crate) instructions: Setting<String>,
     /// Raw JSON text.
     pub(crate) tools: Setting<String>,
+    pub(crate) tool_choice: ToolChoice,
+    pub(crate) text: TextSettings,
     pub(crate) previous_response_id: Option<String>,
+    /// The id of a conversation that the response is added to.
+    pub(crate) conversation: Option<String>,
     /// False: only prefill.
     pub(crate) generate: bool,
+    pub(crate) background: bool,
     pub(crate) max_output_tokens: Option<u32>,
+    pub(crate) max_tool_calls: Option<u32>,
+    /// Drop the oldest items when the context is full.
+    pub(crate) truncates: bool,
+    /// Tokens at which the conversation is to be compacted before the turn.
+    pub(crate) compact_threshold: Option<u32>,
     pub(crate) temperature: Option<f32>,
     pub(crate) top_p: Option<f32>,
     pub(crate) top_k: Option<NonZeroU32>,
     pub(crate) seed: Option<u64>,
+    pub(crate) top_logprobs: Option<u32>,
     pub(crate) store: bool,
     pub(crate) stream: bool,
     /// Raw JSON text of fields that are only echoed.
     pub(crate) metadata: Option<Box<RawValue>>,
-    pub(crate) tool_choice: Option<Box<RawValue>>,
+    pub(crate) tool_choice_echo: Option<Box<RawValue>>,
     pub(crate) reasoning: Option<Box<RawValue>>,
     pub(crate) parallel_tool_calls: bool,
     pub(crate) prompt_cache_key: Option<String>,
     pub(crate) safety_identifier: Option<String>,
-    /// The client asked for Baton's own account of the turn.
-    pub(crate) include_baton: bool,
+    pub(crate) include: Include,
+}
+
+/// What a client wants besides the usual.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Include {
+    /// Baton's own account of the turn.
+    pub(crate) baton: bool,
+    /// The reasoning as the model wrote it.
+    pub(crate) raw_reasoning: bool,
+    pub(crate) logprobs: bool,
 }
 
 impl Create {
     /// Bytes of text that may have to be tokenized.
     pub(crate) fn text_bytes(&self) -> usize {
         let instructions = if let Setting::Given(text) = &self.instructions { text.len() } else { 0 };
-        instructions + self.input.iter().map(|message| message.content.len()).sum::<usize>()
+        instructions + self.input.iter().map(InputItem::text_bytes).sum::<usize>()
     }
 }
 
 /// What a client says on a socket.
 #[derive(Debug, Clone)]
 pub(crate) enum ClientEvent {
-    Create(Box<Create>),
+    Create {
+        lane: Lane,
+        create: Box<Create>,
+    },
     /// A create that cannot be served, and the response it would have continued.
     Refused {
+        lane: Lane,
         parent: Option<String>,
         error: ApiError,
     },
@@ -71,12 +96,30 @@ pub(crate) enum ClientEvent {
     Cancel {
         response_id: Option<String>,
     },
+    /// Change the running response's mind.
+    Steer(Steer),
     /// Known, and nothing to do.
     Ignored,
 }
 
+/// A lane of a connection: the default one, or one with a name (`stream_id`).
+pub(crate) type Lane = Option<Box<str>>;
+
+/// A `response.steer`, as much as is needed to refuse it.
+#[derive(Debug, Clone)]
+pub(crate) struct Steer {
+    pub(crate) previous_response_id: Option<String>,
+    pub(crate) input: Option<Box<RawValue>>,
+}
+
 /// The value of a `include` entry that asks for Baton's account of the turn.
 const INCLUDE_BATON: &str = "baton.turn";
+/// Asks for the reasoning as the model wrote it, in OpenAI's raw events.
+const INCLUDE_RAW_REASONING: &str = "baton.reasoning_text";
+const INCLUDE_LOGPROBS: &str = "message.output_text.logprobs";
+const MAX_TOP_LOGPROBS: u32 = 20;
+/// Longest name of a lane.
+const MAX_LANE_BYTES: usize = 256;
 
 #[derive(Deserialize)]
 struct Frame<'a> {
@@ -85,6 +128,11 @@ struct Frame<'a> {
     #[serde(borrow, default)]
     response: Option<&'a RawValue>,
     response_id: Option<String>,
+    #[serde(borrow, default)]
+    stream_id: Option<&'a RawValue>,
+    previous_response_id: Option<String>,
+    #[serde(borrow, default)]
+    input: Option<&'a RawValue>,
 }
 
 #[derive(Deserialize)]
@@ -142,7 +190,9 @@ struct Fields<'a> {
     #[serde(borrow, default, deserialize_with = "raw")]
     context_management: Option<&'a RawValue>,
     #[serde(borrow, default, deserialize_with = "raw")]
-    stream_id: Option<&'a RawValue>,
+    max_tool_calls: Option<&'a RawValue>,
+    #[serde(borrow, default, deserialize_with = "raw")]
+    prompt_cache_options: Option<&'a RawValue>,
     #[serde(borrow, default, deserialize_with = "raw")]
     top_logprobs: Option<&'a RawValue>,
 }
@@ -158,14 +208,19 @@ pub(crate) fn parse_frame(text: &str) -> Result<ClientEvent, ApiError> {
     match frame.kind.as_deref() {
         Some("response.create") => {
             let body = frame.response.map_or(text, RawValue::get);
+            let lane = lane(frame.stream_id.or(stream_id_of(body)))?;
             Ok(match parse(body, Transport::WebSocket) {
-                Ok(create) => ClientEvent::Create(Box::new(create)),
-                Err(error) => ClientEvent::Refused { parent: parent_of(body), error },
+                Ok(create) => ClientEvent::Create { lane, create: Box::new(create) },
+                Err(error) => ClientEvent::Refused { lane, parent: parent_of(body), error },
             })
         }
         Some("response.cancel" | "response.interrupt") => {
             Ok(ClientEvent::Cancel { response_id: frame.response_id })
         }
+        Some("response.steer") => Ok(ClientEvent::Steer(Steer {
+            previous_response_id: frame.previous_response_id,
+            input: frame.input.map(RawValue::to_owned),
+        })),
         Some("response.processed") => Ok(ClientEvent::Ignored),
         Some(other) => {
             let message =
@@ -173,6 +228,32 @@ pub(crate) fn parse_frame(text: &str) -> Result<ClientEvent, ApiError> {
             Err(ApiError::invalid("unknown_event_type", message).at("type"))
         }
         None => Err(ApiError::invalid("missing_required_parameter", "type is required").at("type")),
+    }
+}
+
+fn stream_id_of(body: &str) -> Option<&RawValue> {
+    #[derive(Deserialize)]
+    struct Named<'a> {
+        #[serde(borrow, default)]
+        stream_id: Option<&'a RawValue>,
+    }
+    serde_json::from_str::<Named<'_>>(body).ok()?.stream_id
+}
+
+/// The lane that `stream_id` names.
+fn lane(raw: Option<&RawValue>) -> Result<Lane, ApiError> {
+    let Some(raw) = raw.filter(|raw| raw.get() != "null") else { return Ok(None) };
+    let name: Option<String> = serde_json::from_str(raw.get()).ok();
+    let fits = |name: &String| {
+        let known = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '.' | '-');
+        (1..=MAX_LANE_BYTES).contains(&name.len()) && name.chars().all(known)
+    };
+    match name.filter(fits) {
+        Some(name) => Ok(Some(name.into())),
+        None => {
+            let message = format!("stream_id must be 1 to {MAX_LANE_BYTES} of the characters A-Z a-z 0-9 _ . -");
+            Err(ApiError::invalid("invalid_stream_id", message).at("stream_id"))
+        }
     }
 }
 
@@ -202,124 +283,128 @@ fn object<'a, T: Deserialize<'a>>(text: &'a str) -> Result<T, ApiError> {
 
 fn parse(text: &str, transport: Transport) -> Result<Create, ApiError> {
     let fields: Fields<'_> = object(text)?;
-    refuse_unsupported(&fields, transport)?;
+    check(&fields, transport)?;
     let create = Create {
         model: field(fields.model, "model")?,
         input: input::parse(fields.input)?,
         instructions: setting(fields.instructions, "instructions")?,
         tools: tools(fields.tools)?,
+        tool_choice: ToolChoice::parse(fields.tool_choice)?,
+        text: TextSettings::parse(fields.text)?,
         previous_response_id: field(fields.previous_response_id, "previous_response_id")?,
-        generate: field(fields.generate, "generate")?.unwrap_or(true),
+        conversation: conversation(fields.conversation)?,
+        generate: generate(&fields)?,
+        background: field(fields.background, "background")?.unwrap_or(false),
         max_output_tokens: within(fields.max_output_tokens, "max_output_tokens", 1, u32::MAX)?,
+        max_tool_calls: within(fields.max_tool_calls, "max_tool_calls", 1, u32::MAX)?,
+        truncates: truncates(fields.truncation)?,
+        compact_threshold: compact_threshold(fields.context_management)?,
         temperature: within(fields.temperature, "temperature", 0.0, 2.0)?,
         top_p: within(fields.top_p, "top_p", 0.0, 1.0)?,
         top_k: field(fields.top_k, "top_k")?,
         seed: field(fields.seed, "seed")?,
+        top_logprobs: within(fields.top_logprobs, "top_logprobs", 0, MAX_TOP_LOGPROBS)?,
         store: field(fields.store, "store")?.unwrap_or(true),
         stream: field(fields.stream, "stream")?.unwrap_or(false),
         metadata: metadata(fields.metadata)?,
-        tool_choice: owned(fields.tool_choice),
-        reasoning: owned(fields.reasoning),
+        tool_choice_echo: owned(fields.tool_choice),
+        reasoning: echo::reasoning(fields.reasoning)?,
         parallel_tool_calls: field(fields.parallel_tool_calls, "parallel_tool_calls")?.unwrap_or(true),
         prompt_cache_key: field(fields.prompt_cache_key, "prompt_cache_key")?,
         safety_identifier: field(fields.safety_identifier, "safety_identifier")?,
-        include_baton: includes_baton(fields.include)?,
+        include: include(fields.include)?,
     };
-    if create.input.is_empty() && create.previous_response_id.is_none() && create.generate {
+    let continues = create.previous_response_id.is_some() || create.conversation.is_some();
+    if create.input.is_empty() && !continues && create.generate {
         return Err(ApiError::invalid("missing_required_parameter", "input is required").at("input"));
+    }
+    if create.background && !create.store {
+        let message = "a background response must be stored, so that it can be asked for: leave out store:false";
+        return Err(ApiError::bad_value("background", message));
     }
     Ok(create)
 }
 
-fn refuse_unsupported(fields: &Fields<'_>, transport: Transport) -> Result<(), ApiError> {
+fn check(fields: &Fields<'_>, transport: Transport) -> Result<(), ApiError> {
     let given = |raw: Option<&RawValue>| raw.is_some_and(|raw| raw.get() != "null");
-    for (raw, name) in [
-        (fields.conversation, "conversation"),
-        (fields.prompt, "prompt"),
-        (fields.context_management, "context_management"),
-        (fields.stream_id, "stream_id"),
-    ] {
-        if given(raw) {
-            return Err(ApiError::unsupported(name, format!("{name} is not supported yet")));
-        }
+    if given(fields.prompt) {
+        return Err(ApiError::unsupported("prompt", "stored prompts are not supported: send instructions and input"));
     }
-    if field::<bool>(fields.background, "background")? == Some(true) {
-        return Err(ApiError::unsupported(
-            "background",
-            "background responses are not supported; stream instead",
-        ));
+    if given(fields.conversation) && given(fields.previous_response_id) {
+        let message = "conversation and previous_response_id exclude each other: send one";
+        return Err(ApiError::bad_value("conversation", message));
     }
-    if transport == Transport::Http
-        && given(fields.generate)
-        && field(fields.generate, "generate")? == Some(false)
-    {
-        return Err(ApiError::unsupported("generate", "generate:false exists on the WebSocket only"));
-    }
-    if field::<u32>(fields.top_logprobs, "top_logprobs")?.unwrap_or(0) > 0 {
-        return Err(ApiError::unsupported("top_logprobs", "log-probabilities are not supported yet"));
-    }
-    match field::<String>(fields.truncation, "truncation")?.as_deref() {
-        None | Some("disabled") => {}
-        Some("auto") => {
-            return Err(ApiError::unsupported("truncation", "only truncation `disabled` is supported yet"));
-        }
-        Some(other) => return Err(ApiError::bad_value("truncation", format!("`{other}` is no truncation"))),
-    }
-    refuse_format(fields.text)?;
-    refuse_tool_choice(fields.tool_choice)
-}
-
-fn refuse_format(raw: Option<&RawValue>) -> Result<(), ApiError> {
-    #[derive(Deserialize)]
-    struct Text {
-        format: Option<Format>,
-    }
-    #[derive(Deserialize)]
-    struct Format {
-        #[serde(rename = "type")]
-        kind: String,
-    }
-    match field::<Text>(raw, "text")?.and_then(|text| text.format) {
-        Some(format) if format.kind != "text" => {
-            let message = format!("output of type `{}` is not supported yet; use text", format.kind);
-            Err(ApiError::unsupported("text.format.type", message))
-        }
+    match transport {
+        Transport::WebSocket if field(fields.background, "background")? == Some(true) => Err(
+            ApiError::unsupported("background", "background responses exist on HTTP only; here events are streamed"),
+        ),
         _ => Ok(()),
     }
 }
 
-fn refuse_tool_choice(raw: Option<&RawValue>) -> Result<(), ApiError> {
-    match raw.map(RawValue::get) {
-        None | Some("null" | "\"auto\"" | "\"none\"") => Ok(()),
-        Some(_) => Err(ApiError::unsupported(
-            "tool_choice",
-            "forced tool calls are not supported yet; use auto or none",
-        )),
-    }
-}
-
-/// Tools that the server would have to offer to the model are refused; hosted and unknown ones are ignored.
-fn tools(raw: Option<&RawValue>) -> Result<Setting<String>, ApiError> {
+/// A request that only warms the cache says `generate:false`, or `prewarm` among the cache options.
+fn generate(fields: &Fields<'_>) -> Result<bool, ApiError> {
     #[derive(Deserialize)]
-    struct Tool {
-        #[serde(rename = "type")]
-        kind: Option<String>,
+    struct Options {
+        prewarm: Option<bool>,
     }
-    let Some(raw) = raw else { return Ok(Setting::Absent) };
-    let list: Vec<Tool> = field(Some(raw), "tools")?.unwrap_or_default();
-    let callable = |tool: &Tool| matches!(tool.kind.as_deref(), Some("function" | "custom" | "namespace"));
-    if let Some(idx) = list.iter().position(callable) {
-        return Err(ApiError::unsupported(
-            format!("tools[{idx}]"),
-            "tools are not supported yet; send no tools",
-        ));
-    }
-    Ok(if raw.get() == "null" { Setting::Null } else { Setting::Given(raw.get().to_owned()) })
+    let options: Option<Options> = field(fields.prompt_cache_options, "prompt_cache_options")?;
+    let prewarms = options.and_then(|options| options.prewarm) == Some(true);
+    Ok(field(fields.generate, "generate")?.unwrap_or(true) && !prewarms)
 }
 
-fn includes_baton(raw: Option<&RawValue>) -> Result<bool, ApiError> {
+fn conversation(raw: Option<&RawValue>) -> Result<Option<String>, ApiError> {
+    #[derive(Deserialize)]
+    #[serde(untagged)]
+    enum Named {
+        Id(String),
+        Object { id: String },
+    }
+    let named: Option<Named> = field(raw, "conversation")?;
+    Ok(named.map(|named| match named {
+        Named::Id(id) | Named::Object { id } => id,
+    }))
+}
+
+fn truncates(raw: Option<&RawValue>) -> Result<bool, ApiError> {
+    match field::<String>(raw, "truncation")?.as_deref() {
+        None | Some("disabled") => Ok(false),
+        Some("auto") => Ok(true),
+        Some(other) => {
+            Err(ApiError::bad_value("truncation", format!("`{other}` is no truncation; use auto or disabled")))
+        }
+    }
+}
+
+fn compact_threshold(raw: Option<&RawValue>) -> Result<Option<u32>, ApiError> {
+    #[derive(Deserialize)]
+    struct Entry {
+        #[serde(rename = "type")]
+        kind: String,
+        compact_threshold: Option<u32>,
+    }
+    let entries: Vec<Entry> = field(raw, "context_management")?.unwrap_or_default();
+    Ok(entries.iter().find(|entry| entry.kind == "compaction").and_then(|entry| entry.compact_threshold))
+}
+
+/// The tools are parsed later, and only if they are not the parent's.
+fn tools(raw: Option<&RawValue>) -> Result<Setting<String>, ApiError> {
+    Ok(match raw.map(RawValue::get) {
+        None => Setting::Absent,
+        Some("null") => Setting::Null,
+        Some(list) if list.starts_with('[') => Setting::Given(list.to_owned()),
+        Some(_) => return Err(ApiError::invalid("invalid_type", "tools must be a list").at("tools")),
+    })
+}
+
+fn include(raw: Option<&RawValue>) -> Result<Include, ApiError> {
     let include: Vec<String> = field(raw, "include")?.unwrap_or_default();
-    Ok(include.iter().any(|value| value == INCLUDE_BATON))
+    let has = |wanted| include.iter().any(|value| value == wanted);
+    Ok(Include {
+        baton: has(INCLUDE_BATON),
+        raw_reasoning: has(INCLUDE_RAW_REASONING),
+        logprobs: has(INCLUDE_LOGPROBS),
+    })
 }
 
 fn metadata(raw: Option<&RawValue>) -> Result<Option<Box<RawValue>>, ApiError> {
@@ -334,7 +419,7 @@ fn metadata(raw: Option<&RawValue>) -> Result<Option<Box<RawValue>>, ApiError> {
     Ok(owned(raw))
 }
 
-fn owned(raw: Option<&RawValue>) -> Option<Box<RawValue>> {
+pub(super) fn owned(raw: Option<&RawValue>) -> Option<Box<RawValue>> {
     raw.filter(|raw| raw.get() != "null").map(RawValue::to_owned)
 }
 
@@ -346,9 +431,15 @@ fn setting(raw: Option<&RawValue>, name: &str) -> Result<Setting<String>, ApiErr
 }
 
 /// Parses one field; null is the same as absent.
-fn field<T: serde::de::DeserializeOwned>(raw: Option<&RawValue>, name: &str) -> Result<Option<T>, ApiError> {
+pub(super) fn field<'a, T: Deserialize<'a>>(
+    raw: Option<&'a RawValue>,
+    name: &str,
+) -> Result<Option<T>, ApiError> {
     let Some(raw) = raw else { return Ok(None) };
-    serde_json::from_str(raw.get()).map_err(|error| {
+    if raw.get() == "null" {
+        return Ok(None);
+    }
+    serde_json::from_str(raw.get()).map(Some).map_err(|error| {
         let error = error.to_string();
         let what = error.split(" at line").next().unwrap_or_default();
         ApiError::invalid("invalid_type", format!("{name} has the wrong type: {what}")).at(name)

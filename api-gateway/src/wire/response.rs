@@ -3,16 +3,20 @@
 use serde::Serialize;
 use serde_json::value::RawValue;
 
+use super::item::OutputItem;
 use crate::error::ApiError;
 
-/// A response's status.
+/// The status of a response or of an item.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Status {
+    /// A background response that has not begun.
+    Queued,
     InProgress,
     Completed,
     Incomplete,
     Failed,
+    Cancelled,
 }
 
 /// Tokens of a turn. `cached_tokens` are prompt tokens whose KV was reused.
@@ -21,6 +25,8 @@ pub(crate) struct Usage {
     pub(crate) input_tokens: usize,
     pub(crate) cached_tokens: usize,
     pub(crate) output_tokens: usize,
+    /// Those of the output tokens that are reasoning.
+    pub(crate) reasoning_tokens: usize,
 }
 
 impl Serialize for Usage {
@@ -46,43 +52,10 @@ impl Serialize for Usage {
             input_tokens: self.input_tokens,
             input_tokens_details: Input { cached_tokens: self.cached_tokens, cache_write_tokens: 0 },
             output_tokens: self.output_tokens,
-            output_tokens_details: Output { reasoning_tokens: 0 },
+            output_tokens_details: Output { reasoning_tokens: self.reasoning_tokens },
             total_tokens: self.input_tokens + self.output_tokens,
         }
         .serialize(serializer)
-    }
-}
-
-/// The content part of a message.
-#[derive(Debug, Clone, Copy, Serialize)]
-pub(crate) struct OutputText<'a> {
-    #[serde(rename = "type")]
-    kind: &'static str,
-    pub(crate) text: &'a str,
-    annotations: [(); 0],
-    logprobs: [(); 0],
-}
-
-impl<'a> OutputText<'a> {
-    pub(crate) fn new(text: &'a str) -> Self {
-        Self { kind: "output_text", text, annotations: [], logprobs: [] }
-    }
-}
-
-/// An assistant message.
-#[derive(Debug, Serialize)]
-pub(crate) struct MessageItem<'a> {
-    #[serde(rename = "type")]
-    kind: &'static str,
-    id: &'a str,
-    status: Status,
-    role: &'static str,
-    content: &'a [OutputText<'a>],
-}
-
-impl<'a> MessageItem<'a> {
-    pub(crate) fn new(id: &'a str, status: Status, content: &'a [OutputText<'a>]) -> Self {
-        Self { kind: "message", id, status, role: "assistant", content }
     }
 }
 
@@ -112,12 +85,18 @@ pub(crate) struct ResponseView<'a> {
     pub(crate) incomplete_reason: Option<&'static str>,
     pub(crate) instructions: Option<&'a str>,
     pub(crate) model: &'a str,
-    pub(crate) message: Option<(&'a str, Status, &'a str)>,
+    pub(crate) output: &'a [OutputItem],
+    pub(crate) conversation: Option<&'a str>,
+    pub(crate) background: bool,
     pub(crate) previous_response_id: Option<&'a str>,
     pub(crate) tools: &'a RawValue,
     pub(crate) tool_choice: Option<&'a RawValue>,
     pub(crate) reasoning: Option<&'a RawValue>,
     pub(crate) parallel_tool_calls: bool,
+    pub(crate) truncates: bool,
+    pub(crate) text: &'a RawValue,
+    pub(crate) top_logprobs: u32,
+    pub(crate) max_tool_calls: Option<u32>,
     pub(crate) temperature: f32,
     pub(crate) top_p: f32,
     pub(crate) usage: Option<Usage>,
@@ -141,13 +120,13 @@ struct Wire<'a> {
     incomplete_details: Option<Incomplete>,
     instructions: Option<&'a str>,
     model: &'a str,
-    output: &'a [MessageItem<'a>],
+    output: &'a [OutputItem],
     previous_response_id: Option<&'a str>,
     tools: &'a RawValue,
     tool_choice: Echo<'a>,
     truncation: &'static str,
     parallel_tool_calls: bool,
-    text: Text,
+    text: &'a RawValue,
     temperature: f32,
     top_p: f32,
     presence_penalty: f32,
@@ -162,6 +141,8 @@ struct Wire<'a> {
     metadata: Echo<'a>,
     safety_identifier: Option<&'a str>,
     prompt_cache_key: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    conversation: Option<Conversation<'a>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     baton: Option<&'a BatonTurn>,
 }
@@ -178,14 +159,8 @@ struct Incomplete {
 }
 
 #[derive(Serialize)]
-struct Text {
-    format: Format,
-}
-
-#[derive(Serialize)]
-struct Format {
-    #[serde(rename = "type")]
-    kind: &'static str,
+struct Conversation<'a> {
+    id: &'a str,
 }
 
 #[derive(Serialize)]
@@ -205,40 +180,39 @@ enum Reasoning<'a> {
 
 impl Serialize for ResponseView<'_> {
     fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let text = self.message.map(|(_, _, text)| OutputText::new(text));
-        let item = self.message.map(|(id, status, _)| MessageItem::new(id, status, text.as_slice()));
         Wire {
             id: self.id,
             object: "response",
             created_at: self.created_at,
             completed_at: self.completed_at,
             status: self.status,
-            background: false,
+            background: self.background,
             error: self.error.map(|error| WireError { code: error.code, message: &error.message }),
             incomplete_details: self.incomplete_reason.map(|reason| Incomplete { reason }),
             instructions: self.instructions,
             model: self.model,
-            output: item.as_slice(),
+            output: self.output,
             previous_response_id: self.previous_response_id,
             tools: self.tools,
             tool_choice: self.tool_choice.map_or(Echo::Word("auto"), Echo::Raw),
-            truncation: "disabled",
+            truncation: if self.truncates { "auto" } else { "disabled" },
             parallel_tool_calls: self.parallel_tool_calls,
-            text: Text { format: Format { kind: "text" } },
+            text: self.text,
             temperature: self.temperature,
             top_p: self.top_p,
             presence_penalty: 0.0,
             frequency_penalty: 0.0,
-            top_logprobs: 0,
+            top_logprobs: self.top_logprobs,
             reasoning: self.reasoning.map_or(Reasoning::None { effort: None, summary: None }, Reasoning::Raw),
             usage: self.usage,
             max_output_tokens: self.max_output_tokens,
-            max_tool_calls: None,
+            max_tool_calls: self.max_tool_calls,
             store: self.store,
             service_tier: "default",
             metadata: self.metadata.map_or(Echo::Empty {}, Echo::Raw),
             safety_identifier: self.safety_identifier,
             prompt_cache_key: self.prompt_cache_key,
+            conversation: self.conversation.map(|id| Conversation { id }),
             baton: self.baton,
         }
         .serialize(serializer)

@@ -7,7 +7,7 @@
 //! Contents enter the template as placeholders: private-use characters around the message's index. White space around
 //! them shows whether the template trims: what is missing of it after rendering is trimmed from real contents too.
 
-use crate::chat_template::{Message, Role};
+use crate::chat_template::{Content, Message, Role};
 use crate::tokenizer::Tokenizer;
 
 use super::Error;
@@ -160,7 +160,7 @@ impl Shape {
     pub(super) fn fill<'a>(
         &self,
         tokenizer: &Tokenizer,
-        content: impl Fn(usize) -> &'a str,
+        content: impl Fn(usize) -> Option<&'a Content>,
         generated: impl Fn(usize) -> &'a [u32],
         ids: &mut Vec<u32>,
     ) {
@@ -175,7 +175,17 @@ impl Shape {
                         match part {
                             Part::Text(text) => run.push_str(text),
                             Part::Content { message, start, end } => {
-                                run.push_str(trimmed(content(*message), *start, *end));
+                                let Some(content) = content(*message) else { continue };
+                                let range = trimmed(content, *start, *end);
+                                let mut from = range.start;
+                                for &(at, id) in content.specials() {
+                                    run.push_str(&content.text()[from..at]);
+                                    tokenizer.encode_ordinary_into(&run, ids);
+                                    run.clear();
+                                    ids.push(id);
+                                    from = at;
+                                }
+                                run.push_str(&content.text()[from..range.end]);
                             }
                         }
                     }
@@ -186,16 +196,32 @@ impl Shape {
     }
 }
 
-fn trimmed(content: &str, start: Trim, end: Trim) -> &str {
-    let content = match start {
-        Trim::Nothing => content,
-        Trim::LineEnds => content.trim_start_matches('\n'),
-        Trim::WhiteSpace => content.trim_start(),
-    };
-    match end {
-        Trim::Nothing => content,
-        Trim::LineEnds => content.trim_end_matches('\n'),
-        Trim::WhiteSpace => content.trim_end(),
+/// The bytes of the text that a template keeps: white space that a special token parts from the edge stays.
+fn trimmed(content: &Content, start: Trim, end: Trim) -> std::ops::Range<usize> {
+    let text = content.text();
+    let first = content.specials().first().map_or(text.len(), |(at, _)| *at);
+    let last = content.specials().last().map_or(0, |(at, _)| *at);
+    let kept_from = text.len() - start.start_of(text).len();
+    let kept_to = end.end_of(text).len();
+    let from = kept_from.min(first);
+    from..kept_to.max(last).max(from)
+}
+
+impl Trim {
+    fn start_of(self, text: &str) -> &str {
+        match self {
+            Self::Nothing => text,
+            Self::LineEnds => text.trim_start_matches('\n'),
+            Self::WhiteSpace => text.trim_start(),
+        }
+    }
+
+    fn end_of(self, text: &str) -> &str {
+        match self {
+            Self::Nothing => text,
+            Self::LineEnds => text.trim_end_matches('\n'),
+            Self::WhiteSpace => text.trim_end(),
+        }
     }
 }
 
