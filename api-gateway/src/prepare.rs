@@ -466,5 +466,6 @@ fn sampling(gateway: &Gateway, create: &Create) -> v1::Sampling {
         top_p: create.top_p.unwrap_or(config.top_p),
         top_k: create.top_k.map_or(0, Into::into),
         seed: create.seed.unwrap_or_else(rand::random),
+        ..v1::Sampling::default()
     }
 }

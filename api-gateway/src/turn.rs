@@ -336,6 +336,7 @@ impl<'a> Run<'a> {
             source: plan.source.clone(),
             source_blocks: plan.source_blocks,
             prefill_cached_blocks: plan.prefill_cached_blocks,
+            constraint: None,
         }
     }
 

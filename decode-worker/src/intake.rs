@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use engine::Engine;
-use engine::job::{Admitted, Fill, SequenceId};
+use engine::job::{Admitted, Fill, Output, SequenceId};
 use kv::transfer::{Links, Peer, Pull};
 use proto::reason::Reason;
 use proto::v1::prefill_client::PrefillClient;
@@ -70,13 +70,13 @@ impl Intake<'_> {
             Origin::Handover { prefill, source } => self.handover(prefill, source.as_ref()).await,
         };
         match result {
-            Ok((received, first_token)) => {
+            Ok((received, first)) => {
                 count(if received.prefill_worker.is_empty() { "pull" } else { "handover" });
                 metrics::histogram!(crate::metrics::HANDOVER_SECONDS, "worker" => worker.clone())
                     .record(began.elapsed().as_secs_f64());
                 metrics::counter!(crate::metrics::RECEIVED_BLOCKS, "worker" => worker.clone())
                     .increment(received.blocks as u64);
-                self.engine.filled(self.id, first_token);
+                self.engine.filled(self.id, first);
                 received
             }
             Err(error) => {
@@ -101,7 +101,7 @@ impl Intake<'_> {
         &self,
         prefill: &Peer,
         source: Option<&(v1::WorkerRef, u32)>,
-    ) -> Result<(Received, Option<u32>), Box<dyn std::error::Error + Send + Sync>> {
+    ) -> Result<(Received, Option<Output>), Box<dyn std::error::Error + Send + Sync>> {
         let mut client = PrefillClient::new(self.links.channel(&prefill.address)?)
             .max_encoding_message_size(proto::MAX_MESSAGE_BYTES);
         let mut request = self.prefill_request(source);
@@ -124,7 +124,8 @@ impl Intake<'_> {
             blocks: self.admitted.granted.len(),
             bytes: reply.pushed_bytes,
         };
-        Ok((received, reply.first_token))
+        let logprobs = reply.first_logprobs.map(|logprobs| Box::new(logprobs.into()));
+        Ok((received, reply.first_token.map(|id| Output { id, logprobs })))
     }
 
     /// The prompt from the block on that the prefill worker holds no more.
@@ -156,6 +157,8 @@ impl Intake<'_> {
             source: source.map(|(source, _)| source.clone()),
             source_blocks: source.map_or(0, |(_, n_blocks)| *n_blocks),
             sample_first: self.request.max_output_tokens > 0,
+            constraint: self.request.constraint.clone(),
+            stop_ids: self.request.stop_ids.clone(),
         }
     }
 }

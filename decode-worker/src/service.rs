@@ -4,7 +4,8 @@ use std::pin::Pin;
 use std::sync::Arc;
 
 use engine::Engine;
-use engine::job::{Error, FinishReason, Job, Prompt, SequenceId};
+use engine::constrain::Constraint;
+use engine::job::{Error, FinishReason, Job, Output, Prompt, SequenceId};
 use futures::Stream;
 use kv::transfer::Links;
 use proto::reason::Reason;
@@ -73,6 +74,7 @@ impl DecodeService {
         &self,
         request: &v1::GenerateRequest,
         origin: &Origin,
+        constraint: Option<Constraint>,
         sink: engine::job::Sink,
     ) -> Result<Job, Status> {
         let prompt =
@@ -88,10 +90,20 @@ impl DecodeService {
             fill: origin.fill(),
             export: None,
             sampling: request.sampling.unwrap_or_default().into(),
+            constraint,
             max_output_tokens: request.max_output_tokens as usize,
             stop_ids: request.stop_ids.clone(),
             sink,
         })
+    }
+
+    /// Checks what the output must look like, off the runtime's threads.
+    async fn constraint(&self, request: &v1::GenerateRequest) -> Result<Option<Constraint>, Status> {
+        let Some(wire) = request.constraint.clone() else { return Ok(None) };
+        let engine = self.engine.clone();
+        let checked = tokio::task::spawn_blocking(move || engine.constraint(wire)).await;
+        let checked = checked.map_err(|_| Status::internal("checking the constraint was interrupted"))?;
+        checked.map(Some).map_err(|error| status(&error))
     }
 
     fn own(&self) -> v1::WorkerRef {
@@ -133,9 +145,9 @@ impl DecodeService {
                 Next::Prefilled { computed_tokens } => {
                     (Ok(self.started(turn, &received, computed_tokens)), None)
                 }
-                Next::Tokens(ids) => {
-                    n_output += ids.len();
-                    (Ok(Event::Tokens(v1::Tokens { ids })), None)
+                Next::Tokens(outputs) => {
+                    n_output += outputs.len();
+                    (Ok(tokens(&outputs)), None)
                 }
                 Next::End(Ok(reason)) => (Ok(finished(reason, n_output)), Some("finished")),
                 Next::End(Err(error)) => (Err(status(&error)), Some("failed")),
@@ -198,7 +210,8 @@ impl v1::decode_server::Decode for DecodeService {
         let request = request.into_inner();
         let origin = origin(&request);
         let (outbox, sink) = outbox();
-        let job = self.job(&request, &origin, sink)?;
+        let constraint = self.constraint(&request).await?;
+        let job = self.job(&request, &origin, constraint, sink)?;
         let id = self.engine.submit(job).map_err(|error| status(&error))?;
         let running = Running { engine: self.engine.clone(), id, worker, outcome: "cancelled" };
         let admitted = tokio::select! {
@@ -226,6 +239,13 @@ fn origin(request: &v1::GenerateRequest) -> Origin {
     }
 }
 
+fn tokens(outputs: &[Output]) -> Event {
+    Event::Tokens(v1::Tokens {
+        ids: outputs.iter().map(|output| output.id).collect(),
+        logprobs: outputs.iter().filter_map(|output| Some(output.logprobs.as_ref()?.to_wire())).collect(),
+    })
+}
+
 fn finished(reason: FinishReason, n_output: usize) -> Event {
     let reason = match reason {
         FinishReason::Stop => v1::FinishReason::Stop,
@@ -242,6 +262,7 @@ fn status(error: &Error) -> Status {
         Error::ParentUnknown => Reason::ParentUnknown.status(message),
         Error::PromptTooLong { .. } => Reason::PromptTooLong.status(message),
         Error::BadPrompt => Status::invalid_argument(message),
+        Error::Constraint(_) => Reason::BadConstraint.status(message),
         Error::Overloaded { .. } => Reason::Overloaded.status(message),
         Error::Stopped => Reason::Draining.status(message),
         Error::Model(_) => Status::internal(message),

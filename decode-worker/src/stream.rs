@@ -4,14 +4,14 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use engine::job::{Admitted, Error, Event, FinishReason, Sink};
+use engine::job::{Admitted, Error, Event, FinishReason, Output, Sink};
 use tokio::sync::Notify;
 
 #[derive(Debug, Default)]
 struct State {
     admitted: Option<Admitted>,
     prefilled: Option<usize>,
-    tokens: Vec<u32>,
+    tokens: Vec<Output>,
     end: Option<Result<FinishReason, Error>>,
     reader_gone: bool,
 }
@@ -29,10 +29,10 @@ pub(crate) struct Outbox {
 }
 
 /// What the reader gets, in order.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Next {
     Prefilled { computed_tokens: usize },
-    Tokens(Vec<u32>),
+    Tokens(Vec<Output>),
     End(Result<FinishReason, Error>),
 }
 

@@ -10,9 +10,12 @@ use kernels::pool::ThreadPool;
 use kv::announce::Announcer;
 use kv::geometry::Geometry;
 use kv::port::{Port, PortCommand};
+use model::grammar::GrammarEngine;
+use proto::v1;
 
 use crate::arena::KvGeometry;
-use crate::job::{Error, Job, SequenceId};
+use crate::constrain::Constraint;
+use crate::job::{Error, Job, Output, SequenceId};
 use crate::sequence::Place;
 use crate::speculate::Guesser;
 use crate::speculate::draft_model::DraftModel;
@@ -53,6 +56,8 @@ pub struct Model {
     /// Names the model in block hashes and handshakes.
     pub fingerprint: [u8; 32],
     pub drafter: Drafter,
+    /// Its vocabulary, for outputs that must follow a grammar; without it there are none.
+    pub grammars: Option<Arc<GrammarEngine>>,
 }
 
 /// Who guesses ahead where nothing can be looked up.
@@ -83,7 +88,7 @@ impl Model {
 /// What the engine's thread is told.
 pub(crate) enum Command {
     Submit(SequenceId, Box<Job>, Place),
-    Filled { id: SequenceId, first_token: Option<u32>, whole: bool },
+    Filled { id: SequenceId, first: Option<Output>, whole: bool },
     Cancel(SequenceId),
     Port(PortCommand),
     Stop,
@@ -103,6 +108,7 @@ struct Shared {
     announcer: Announcer,
     geometry: Geometry,
     context_tokens: usize,
+    grammars: Option<Arc<GrammarEngine>>,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
@@ -132,6 +138,7 @@ impl Engine {
         let context_tokens = weights.shape().context_len.min(config.n_blocks as usize * kv::BLOCK_TOKENS);
         let geometry =
             geometry_of(weights.shape().kv_geometry().with_dtype(config.kv_dtype), model.fingerprint);
+        let grammars = model.grammars.clone();
         let steps = Steps::new(model, threads, config, announcer.clone(), name.to_owned());
         let thread = std::thread::Builder::new().name(format!("engine {name}")).spawn(move || {
             let run = std::panic::AssertUnwindSafe(|| steps.run(&inbox));
@@ -150,6 +157,7 @@ impl Engine {
             announcer,
             geometry,
             context_tokens,
+            grammars,
             thread: Mutex::new(Some(thread)),
         };
         Ok(Self { shared: Arc::new(shared) })
@@ -168,14 +176,24 @@ impl Engine {
         Ok(id)
     }
 
-    /// The bytes a sequence waited for have arrived. `first_token` comes with a handover.
-    pub fn filled(&self, id: SequenceId, first_token: Option<u32>) {
-        self.send(Command::Filled { id, first_token, whole: true });
+    /// Checks a constraint for a job. Blocks for some milliseconds, the first time in a process for a third of a second:
+    /// not for a runtime's threads.
+    ///
+    /// # Errors
+    /// [`Error::Constraint`]: it is defective, or this engine knows no vocabulary.
+    pub fn constraint(&self, wire: v1::Constraint) -> Result<Constraint, Error> {
+        let unknown = || Error::Constraint("this worker does not know the model's vocabulary".to_owned());
+        Constraint::from_wire(wire, self.shared.grammars.as_deref().ok_or_else(unknown)?)
+    }
+
+    /// The bytes a sequence waited for have arrived. The first token comes with a handover.
+    pub fn filled(&self, id: SequenceId, first: Option<Output>) {
+        self.send(Command::Filled { id, first, whole: true });
     }
 
     /// The bytes will not arrive: the engine computes what is missing.
     pub fn not_filled(&self, id: SequenceId) {
-        self.send(Command::Filled { id, first_token: None, whole: false });
+        self.send(Command::Filled { id, first: None, whole: false });
     }
 
     /// Stops a turn before its next step; its sink hears nothing more. Unknown ids are ignored.

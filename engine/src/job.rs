@@ -7,7 +7,8 @@ use kv::pool::BlockId;
 use kv::port::FrameSender;
 use proto::v1;
 
-use crate::sample::SamplingParams;
+use crate::constrain::Constraint;
+use crate::sample::{Logprobs, SamplingParams};
 
 /// Names one sequence of one engine for as long as it lives; also the id of its grant.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -61,6 +62,8 @@ pub struct Job {
     pub fill: Fill,
     pub export: Option<ExportTo>,
     pub sampling: SamplingParams,
+    /// What the output must look like.
+    pub constraint: Option<Constraint>,
     /// 0: only the prompt's KV is wanted.
     pub max_output_tokens: usize,
     pub stop_ids: Vec<u32>,
@@ -76,6 +79,14 @@ impl fmt::Debug for Job {
 /// Takes a turn's events on the engine's thread; it must not wait. False: nobody listens, cancel the turn.
 pub type Sink = Box<dyn FnMut(Event) -> bool + Send>;
 
+/// One output token.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Output {
+    pub id: u32,
+    /// When they were asked for.
+    pub logprobs: Option<Box<Logprobs>>,
+}
+
 /// What happened to a turn.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Event {
@@ -84,7 +95,7 @@ pub enum Event {
     /// The prompt's KV is complete; `computed_tokens` of it went through this engine's model.
     Prefilled { computed_tokens: usize },
     /// The next output token.
-    Token(u32),
+    Token(Output),
     /// The last event of a turn that went well.
     Finished(FinishReason),
     /// The last event of a turn that did not.
@@ -108,7 +119,7 @@ pub struct Admitted {
 /// Why a turn ended well.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FinishReason {
-    /// A stop token was generated.
+    /// A stop token was generated, or nothing more may follow.
     Stop,
     /// The output or the context is full.
     Length,
@@ -125,6 +136,8 @@ pub enum Error {
     PromptTooLong { tokens: usize, limit: usize },
     #[error("the prompt is empty or names a token outside the vocabulary")]
     BadPrompt,
+    #[error("the output's constraint cannot be used: {0}")]
+    Constraint(String),
     #[error("all {limit} places for turns are taken: try again later")]
     Overloaded { limit: usize },
     #[error("the engine has stopped")]

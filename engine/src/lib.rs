@@ -1,6 +1,7 @@
 //! Runs a model on one device: schedule, forward, publish. Synchronous, without network; it owns KV memory.
 
 pub mod arena;
+pub mod constrain;
 mod costs;
 pub mod engine;
 mod exports;
@@ -16,6 +17,7 @@ mod sequence;
 pub mod shape;
 pub mod speculate;
 mod steps;
+mod verify;
 pub mod weights;
 
 pub use engine::{Drafter, Engine, EngineConfig, Model, Speculate};

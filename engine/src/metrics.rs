@@ -10,7 +10,7 @@ pub const DECODE_TOKENS: &str = "baton_engine_decode_tokens_total";
 pub const STEP_SECONDS: &str = "baton_engine_step_seconds";
 /// Turns that hold blocks now.
 pub const RUNNING_TURNS: &str = "baton_engine_running_turns";
-/// Drafts that were checked. With `source`: lookup, head or model, as all metrics of drafts.
+/// Drafts that were checked. With `source`: grammar, lookup, head or model, as all metrics of drafts.
 pub const DRAFTS: &str = "baton_engine_drafts_total";
 /// Tokens in those drafts.
 pub const DRAFT_TOKENS: &str = "baton_engine_draft_tokens_total";

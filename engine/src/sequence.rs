@@ -8,6 +8,7 @@ use kv::BLOCK_TOKENS;
 use kv::hash::{BlockHash, HashChain, HashKey};
 use kv::pool::{BlockId, BlockPool};
 
+use crate::constrain;
 use crate::job::{Event, Fill, FinishReason, SequenceId, Sink};
 use crate::sample::SamplingParams;
 use crate::speculate;
@@ -48,6 +49,8 @@ pub(crate) struct Sequence {
     pub(crate) waits_since: Option<Instant>,
     pub(crate) speculation: speculate::State,
     pub(crate) sampling: SamplingParams,
+    /// How the output stands to what it must look like; away while its masks are computed.
+    pub(crate) constraint: Option<Box<constrain::State>>,
     pub(crate) max_output_tokens: usize,
     pub(crate) stop_ids: Vec<u32>,
     pub(crate) sink: Sink,
@@ -82,6 +85,9 @@ pub(crate) struct Start {
 
 impl Sequence {
     pub(crate) fn new(id: SequenceId, start: Start, job: crate::job::Job, place: Place) -> Self {
+        let constraint = job
+            .constraint
+            .map(|constraint| Box::new(constrain::State::new(constraint, start.tokens.len(), &job.stop_ids)));
         Self {
             id,
             turn: job.turn,
@@ -101,6 +107,7 @@ impl Sequence {
             waits_since: None,
             speculation: speculate::State::default(),
             sampling: job.sampling,
+            constraint,
             max_output_tokens: job.max_output_tokens,
             stop_ids: job.stop_ids,
             sink: job.sink,

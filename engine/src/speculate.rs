@@ -6,6 +6,9 @@
 //! draft distribution with all its mass on x, and seeds stay reproducible whatever is drafted
 //! (docs/decisions/0004-lossless-speculation.md).
 //!
+//! A stream under a constraint gets what its grammar forces as a draft that is sure; other drafts end where the grammar
+//! refuses them.
+//!
 //! How much is drafted follows from what a wider step costs now ([`crate::costs`]) and from how often drafts of this kind
 //! were right, here and in this conversation ([`trust`]).
 
@@ -35,6 +38,9 @@ mod worth;
 /// Draft tokens in one step, all streams together.
 pub(crate) const MAX_STEP_DRAFTS: usize = 32;
 
+/// Kinds of drafts.
+pub(crate) const N_SOURCES: usize = Source::ALL.len();
+
 /// Tokens of one look-up.
 const MAX_LOOKUP: usize = 15;
 
@@ -59,7 +65,7 @@ pub(crate) struct State {
     index: SuffixIndex,
     /// The model's residual stream at the newest position it has run; empty when unknown.
     hidden: Vec<f32>,
-    trust: [Trust; Source::ALL.len()],
+    trust: [Trust; N_SOURCES],
     /// What this step checks.
     draft: Option<Draft>,
 }
@@ -217,7 +223,7 @@ impl Speculation {
         for &idx in streams {
             let sequence = &mut running[idx];
             let max_len = sequence.output_left(context).saturating_sub(1);
-            match self.look_up(sequence, max_len) {
+            match self.forced(sequence, max_len).or_else(|| self.look_up(sequence, max_len)) {
                 Some(draft) => {
                     n_drafts = (n_drafts + draft.tokens.len()).min(MAX_STEP_DRAFTS);
                     drafts.push((idx, draft));
@@ -227,6 +233,12 @@ impl Speculation {
             }
         }
         drafts.extend(self.guess(running, &unknown, base, n_drafts, costs));
+        drafts.retain_mut(|(idx, draft)| {
+            if let Some(constraint) = &mut running[*idx].constraint {
+                draft.truncate(constraint.n_fitting(&draft.tokens));
+            }
+            !draft.tokens.is_empty()
+        });
         let chances: Vec<Vec<f64>> = drafts.iter().map(|(_, draft)| draft.chances.clone()).collect();
         let kept = worth::choose(costs, base, &chances, MAX_STEP_DRAFTS);
         for ((idx, mut draft), len) in drafts.into_iter().zip(kept) {
@@ -236,6 +248,16 @@ impl Speculation {
             }
         }
         self.drafting = began.elapsed();
+    }
+
+    /// What a stream's constraint leaves no choice about.
+    fn forced(&self, sequence: &mut Sequence, max_len: usize) -> Option<Draft> {
+        let forced = sequence.constraint.as_mut()?.forced();
+        let mut draft = Draft::new(Source::Grammar);
+        forced.into_iter().take(max_len.min(MAX_STEP_DRAFTS)).for_each(|token| {
+            draft.push(token, Evidence::FORCED, 1.0);
+        });
+        (!draft.tokens.is_empty()).then_some(draft)
     }
 
     fn look_up(&self, sequence: &mut Sequence, max_len: usize) -> Option<Draft> {
@@ -326,12 +348,12 @@ impl Speculation {
         }
     }
 
-    /// Learns from what a stream's step has shown: `outputs` are the new tokens, the rows of `rows` from `first_row` on
-    /// the logits they came from. Ends the stream's draft.
+    /// Learns from what a stream's step has shown: it has `n_outputs` new tokens, at least one, and the rows of `rows`
+    /// from `first_row` on are the logits they came from. Ends the stream's draft.
     pub(crate) fn learn(
         &mut self,
         sequence: &mut Sequence,
-        outputs: &[u32],
+        n_outputs: usize,
         rows: &LogitRows,
         first_row: usize,
     ) {
@@ -343,15 +365,15 @@ impl Speculation {
             Guesser::None => {}
             Guesser::Head(_) => {
                 hidden.clear();
-                hidden.extend_from_slice(rows.hidden(first_row + outputs.len() - 1));
+                hidden.extend_from_slice(rows.hidden(first_row + n_outputs - 1));
             }
-            Guesser::Model(model) => model.keep(sequence.id, sequence.tokens.len() + outputs.len() - 1),
+            Guesser::Model(model) => model.keep(sequence.id, sequence.tokens.len() + n_outputs - 1),
         }
         let drafted = draft.take();
         for source in Source::ALL {
             match &drafted {
                 Some(draft) if draft.source == source => {
-                    let n_accepted = outputs.len() - 1;
+                    let n_accepted = n_outputs - 1;
                     trust[source as usize].learn(&mut self.rates, &draft.evidence, n_accepted);
                     self.metrics.count(source, draft.tokens.len(), n_accepted);
                 }
@@ -362,7 +384,13 @@ impl Speculation {
 
     /// Counts what the drafts of a step were worth. `proposed` and `accepted` are tokens by source; the step's streams
     /// alone take `plain` seconds a token, and the drafts made it `longer`.
-    pub(crate) fn account(&self, proposed: [usize; 3], accepted: [usize; 3], plain: f64, longer: f64) {
+    pub(crate) fn account(
+        &self,
+        proposed: [usize; N_SOURCES],
+        accepted: [usize; N_SOURCES],
+        plain: f64,
+        longer: f64,
+    ) {
         let n_proposed: usize = proposed.iter().sum();
         for source in Source::ALL.map(|source| source as usize).into_iter().filter(|_| n_proposed > 0) {
             let share = proposed[source] as f64 / n_proposed as f64;
@@ -436,10 +464,10 @@ impl Guesser {
 }
 
 struct Metrics {
-    drafts: [Counter; Source::ALL.len()],
-    proposed: [Counter; Source::ALL.len()],
-    accepted: [Counter; Source::ALL.len()],
-    saved: [Gauge; Source::ALL.len()],
+    drafts: [Counter; N_SOURCES],
+    proposed: [Counter; N_SOURCES],
+    accepted: [Counter; N_SOURCES],
+    saved: [Gauge; N_SOURCES],
 }
 
 impl Metrics {

@@ -13,17 +13,19 @@ use kv::port::PortCommand;
 use metrics::{Counter, Gauge, Histogram};
 
 use crate::arena::KvArena;
+use crate::constrain::masks::{self, Masker};
 use crate::costs::StepCosts;
 use crate::engine::{Command, EngineConfig, Model};
 use crate::exports::{Cut, Exports};
 use crate::forward::{Forward, LogitRows, Logits, Slice};
 use crate::grants::Grants;
-use crate::job::{Error, Event, FinishReason, Job, SequenceId};
+use crate::job::{Error, Event, FinishReason, Job, Output, SequenceId};
 use crate::metrics as names;
 use crate::sample::Sampler;
 use crate::scheduler::{Limits, Scheduler, Share};
 use crate::sequence::{Place, Sequence, Start};
-use crate::speculate::Speculation;
+use crate::speculate::{N_SOURCES, Speculation};
+use crate::verify::{Verdict, verify};
 
 /// How often slow readers of frames, and those who wait for others' blocks, are looked after while nothing runs.
 const BACKLOG_POLL: Duration = Duration::from_millis(1);
@@ -40,6 +42,7 @@ pub(crate) struct Steps {
     forward: Forward,
     speculation: Speculation,
     sampler: Sampler,
+    masker: Masker,
     context: usize,
     vocab: usize,
     announcer: Announcer,
@@ -89,6 +92,7 @@ impl Steps {
             forward: Forward::new(model.weights, threads, max_step_tokens),
             speculation: Speculation::new(config.speculate, guesser, vocab, &name),
             sampler: Sampler::default(),
+            masker: Masker::default(),
             context,
             vocab,
             announcer,
@@ -113,6 +117,7 @@ impl Steps {
             let n_preempted = self.scheduler.n_preempted;
             let mut shares = self.scheduler.plan();
             let preempted = self.scheduler.n_preempted > n_preempted;
+            masks::follow(&mut self.scheduler.running, &shares);
             self.add_drafts(&mut shares);
             // Who lost its place to another in a plan that came to nothing may get it in the next one.
             idle = shares.is_empty() && !preempted && !self.finish_prefilled();
@@ -192,7 +197,7 @@ impl Steps {
     fn obey(&mut self, command: Command) {
         match command {
             Command::Submit(id, job, place) => self.submit(id, *job, place),
-            Command::Filled { id, first_token, whole } => self.filled(id, first_token, whole),
+            Command::Filled { id, first, whole } => self.filled(id, first, whole),
             Command::Cancel(id) => self.scheduler.cancel(id),
             Command::Port(PortCommand::Import { grant, frame, reply }) => {
                 reply.send(self.scheduler.grants.import(grant, &frame, &mut self.arena));
@@ -231,6 +236,9 @@ impl Steps {
         if tokens.is_empty() || prompt.ids.iter().any(|&id| id as usize >= self.vocab) {
             return Err(Error::BadPrompt);
         }
+        if job.constraint.as_ref().is_some_and(|constraint| constraint.generated() > tokens.len()) {
+            return Err(Error::Constraint("more tokens are said to be output than there are".to_owned()));
+        }
         let limit = if job.max_output_tokens == 0 { self.context } else { self.context - 1 };
         if tokens.len() > limit {
             return Err(Error::PromptTooLong { tokens: tokens.len(), limit });
@@ -240,8 +248,8 @@ impl Steps {
         Ok(Start { tokens, chain, hashes })
     }
 
-    fn filled(&mut self, id: SequenceId, first_token: Option<u32>, whole: bool) {
-        let whole = whole && self.accepts_first(id, first_token);
+    fn filled(&mut self, id: SequenceId, first: Option<Output>, whole: bool) {
+        let whole = whole && self.accepts_first(id, first.as_ref());
         if !self.scheduler.filled(id, whole) {
             return;
         }
@@ -249,43 +257,50 @@ impl Steps {
         let sequence = &mut self.scheduler.running[idx];
         self.metrics.cached_tokens.increment(sequence.prompt_tokens as u64);
         let heard = sequence.tell(Event::Prefilled { computed_tokens: 0 });
-        match first_token {
-            Some(token) if heard && sequence.wants_output() => self.deliver(idx, token),
+        match first {
+            Some(output) if heard && sequence.wants_output() => self.deliver(idx, output),
             _ => self.finish(idx, heard.then_some(FinishReason::Prefilled)),
         }
     }
 
     /// A handover must bring a token of the vocabulary when output is wanted.
-    fn accepts_first(&self, id: SequenceId, first_token: Option<u32>) -> bool {
+    fn accepts_first(&self, id: SequenceId, first: Option<&Output>) -> bool {
         let sequence = self.scheduler.running.iter().find(|sequence| sequence.id == id);
-        sequence.is_some_and(|sequence| match first_token {
-            Some(token) => (token as usize) < self.vocab,
+        sequence.is_some_and(|sequence| match first {
+            Some(output) => (output.id as usize) < self.vocab,
             None => !sequence.wants_output(),
         })
     }
 
     fn step(&mut self, shares: &[Share]) {
         let began = Instant::now();
-        let rows = match self.run_model(shares) {
+        self.masker.order(&mut self.scheduler.running, shares);
+        let result = self.run_model(shares);
+        let masks = self.masker.collect(&mut self.scheduler.running);
+        let rows = match result {
             Ok(rows) => rows,
             Err(error) => return self.fail(shares, &error),
         };
         let mut outcome = Outcome::default();
         let mut row = 0;
-        let mut outputs = Vec::new();
+        let mut verdicts = Vec::new();
         for share in shares {
             let sequence = &mut self.scheduler.running[share.idx];
+            let masks = masks.get(&sequence.id);
             if share.stream {
                 outcome.n_streams += 1;
-                let tokens = verify(&mut self.sampler, sequence, &rows, row);
+                let verdict = verify(&mut self.sampler, sequence, masks, &rows, row);
+                let n_outputs = verdict.n_outputs();
                 if let Some(source) = Speculation::source_of(sequence) {
                     outcome.proposed[source] += share.n_tokens - 1;
-                    outcome.accepted[source] += tokens.len() - 1;
+                    outcome.accepted[source] += n_outputs.saturating_sub(1);
                 }
-                self.speculation.learn(sequence, &tokens, &rows, row);
+                if n_outputs > 0 {
+                    self.speculation.learn(sequence, n_outputs, &rows, row);
+                }
                 sequence.computed += 1;
-                outcome.n_output += tokens.len();
-                outputs.push((sequence.id, tokens));
+                outcome.n_output += n_outputs;
+                verdicts.push((sequence.id, verdict));
                 row += share.n_tokens;
             } else {
                 let n_prompt = sequence.prompt_tokens.saturating_sub(sequence.computed).min(share.n_tokens);
@@ -294,14 +309,18 @@ impl Steps {
                 outcome.n_prefill += share.n_tokens;
                 if share.sample {
                     self.speculation.begin(sequence, &rows, row);
-                    outputs.push((sequence.id, verify(&mut self.sampler, sequence, &rows, row)));
+                    verdicts.push((sequence.id, verify(&mut self.sampler, sequence, masks, &rows, row)));
                     row += 1;
                 }
             }
             sequence.seal_full(&mut self.scheduler.pool);
         }
-        for (id, tokens) in outputs {
-            self.deliver_run(id, &tokens);
+        for (id, verdict) in verdicts {
+            match verdict {
+                Verdict::Outputs(outputs) => self.deliver_run(id, outputs),
+                Verdict::Complete => self.complete(id),
+                Verdict::Failed(error) => self.fail_one(id, error),
+            }
         }
         outcome.n_tokens = shares.iter().map(|share| share.n_tokens).sum();
         self.account(began.elapsed(), &outcome);
@@ -348,15 +367,28 @@ impl Steps {
         tracing::error!(%error, "a step failed");
         let ids: Vec<SequenceId> = shares.iter().map(|share| self.scheduler.running[share.idx].id).collect();
         for id in ids {
-            if let Some(idx) = self.scheduler.running.iter().position(|sequence| sequence.id == id) {
-                self.scheduler.remove(idx).tell(Event::Failed(Error::Model(error.to_string())));
-            }
+            self.fail_one(id, Error::Model(error.to_string()));
+        }
+    }
+
+    fn fail_one(&mut self, id: SequenceId, error: Error) {
+        if let Some(idx) = self.scheduler.running.iter().position(|sequence| sequence.id == id) {
+            self.scheduler.remove(idx).tell(Event::Failed(error));
+        }
+    }
+
+    /// Ends a turn after which nothing may follow, and that no stop token ends.
+    fn complete(&mut self, id: SequenceId) {
+        let Some(idx) = self.scheduler.running.iter().position(|sequence| sequence.id == id) else { return };
+        let sequence = &self.scheduler.running[idx];
+        if sequence.tokens.len() > sequence.prompt_tokens || self.prefilled(idx) {
+            self.finish(idx, Some(FinishReason::Stop));
         }
     }
 
     /// Hands on the tokens of one step, until the turn ends with one of them.
-    fn deliver_run(&mut self, id: SequenceId, tokens: &[u32]) {
-        for (i, &token) in tokens.iter().enumerate() {
+    fn deliver_run(&mut self, id: SequenceId, outputs: Vec<Output>) {
+        for (i, output) in outputs.into_iter().enumerate() {
             let Some(idx) = self.scheduler.running.iter().position(|sequence| sequence.id == id) else {
                 return;
             };
@@ -369,7 +401,7 @@ impl Steps {
             if sequence.tokens.len() == sequence.prompt_tokens && !self.prefilled(idx) {
                 return;
             }
-            self.deliver(idx, token);
+            self.deliver(idx, output);
         }
     }
 
@@ -385,11 +417,11 @@ impl Steps {
         false
     }
 
-    fn deliver(&mut self, idx: usize, token: u32) {
+    fn deliver(&mut self, idx: usize, output: Output) {
         let context = self.context;
         let sequence = &mut self.scheduler.running[idx];
-        let end = sequence.push(token, context);
-        if !sequence.tell(Event::Token(token)) {
+        let end = sequence.push(output.id, context);
+        if !sequence.tell(Event::Token(output)) {
             self.finish(idx, None);
         } else if end.is_some() {
             self.finish(idx, end);
@@ -498,23 +530,8 @@ struct Outcome {
     /// Output tokens of the streams.
     n_output: usize,
     /// Draft tokens by source, and those of them that were right.
-    proposed: [usize; 3],
-    accepted: [usize; 3],
-}
-
-/// The output of one step of a sequence: the token that follows what it has, and on while its draft is right. The logits
-/// begin at `first_row`.
-fn verify(sampler: &mut Sampler, sequence: &Sequence, rows: &LogitRows, first_row: usize) -> Vec<u32> {
-    let mut tokens = Vec::new();
-    for drafted in sequence.speculation.draft().iter().map(Some).chain([None]) {
-        let position = (sequence.tokens.len() + tokens.len()) as u64;
-        let token = sampler.sample(rows.row(first_row + tokens.len()), &sequence.sampling, position);
-        tokens.push(token);
-        if drafted != Some(&token) || sequence.stop_ids.contains(&token) {
-            break;
-        }
-    }
-    tokens
+    proposed: [usize; N_SOURCES],
+    accepted: [usize; N_SOURCES],
 }
 
 impl Metrics {

@@ -1,6 +1,6 @@
 //! Reads a model's files ([`checkpoint`]): sizes ([`dims`]) and weights from GGUF ([`gguf`]) or from a folder with
 //! safetensors ([`folder`], [`safetensors`]), tokenizer ([`tokenizer`], [`detokenize`]), chat template
-//! ([`chat_template`], [`prompt`]); and finds the file that a reference names ([`reference`]).
+//! ([`chat_template`], [`prompt`]), grammars for its output ([`grammar`]); and finds the file that a reference names ([`reference`]).
 //!
 //! Nothing here is async, and nothing reads the environment.
 
@@ -11,6 +11,7 @@ pub mod detokenize;
 pub mod dims;
 pub mod folder;
 pub mod gguf;
+pub mod grammar;
 pub mod prompt;
 pub mod reference;
 pub mod safetensors;
@@ -22,6 +23,7 @@ use std::sync::Arc;
 
 use chat_template::ChatTemplate;
 use checkpoint::Checkpoint;
+use grammar::GrammarEngine;
 use prompt::PromptBuilder;
 use tokenizer::Tokenizer;
 
@@ -44,6 +46,7 @@ pub enum Error {
 pub struct TextModel {
     pub tokenizer: Arc<Tokenizer>,
     pub prompts: PromptBuilder,
+    pub grammars: Arc<GrammarEngine>,
     /// Lower-case kebab, such as `smollm2-135m-instruct`.
     pub name: String,
     /// Tokens the model was trained to see.
@@ -75,8 +78,9 @@ impl TextModel {
             .map(Arc::new)?;
         let template = ChatTemplate::read(checkpoint, &tokenizer).map_err(|error| of_prompt(error.into()))?;
         let prompts = PromptBuilder::new(template, Arc::clone(&tokenizer)).map_err(of_prompt)?;
+        let grammars = Arc::new(GrammarEngine::new(&tokenizer));
         let (name, fingerprint) = (name(path, checkpoint), checkpoint.fingerprint());
-        Ok(Self { tokenizer, prompts, name, context_len, fingerprint })
+        Ok(Self { tokenizer, prompts, grammars, name, context_len, fingerprint })
     }
 }
 

@@ -4,6 +4,7 @@
 
 mod real_model {
     mod file;
+    mod grammar;
     mod prompts;
     mod speed;
     mod tokenizer;

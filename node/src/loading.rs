@@ -23,7 +23,8 @@ pub(crate) struct Loaded {
     pub(crate) model: Model,
     /// One pool: the engines' parallel regions take turns on the cores instead of fighting for them.
     pub(crate) threads: Arc<ThreadPool>,
-    pub(crate) name: String,
+    /// Tokenizer, template and grammars, for a gateway of the same process too.
+    pub(crate) text: TextModel,
 }
 
 impl Loaded {
@@ -67,25 +68,32 @@ pub(crate) async fn load(
     let loading = tokio::task::spawn_blocking(move || -> anyhow::Result<Loaded> {
         let threads = Arc::new(ThreadPool::new(n_threads));
         let checkpoint = Checkpoint::open(&path).with_context(|| path.display().to_string())?;
+        let text = TextModel::new(&checkpoint, &path)?;
         let mut display = models::Display::new();
         let loading = Weights::load_with(&checkpoint, &threads, &mut |n_done, n_layers| {
             display.say(&format!("loading the weights: {n_done} of {n_layers} layers"));
         });
         display.end();
         let weights = loading.with_context(|| path.display().to_string())?;
-        let (weights, text) = (Arc::new(weights), TextModel::new(&checkpoint, &path)?);
+        let weights = Arc::new(weights);
         let drafter = match (speculation, draft) {
             (Speculation::Auto, Some(draft)) => Drafter::Model(load_draft(&draft, &text, &threads)?),
             (Speculation::Auto, None) => DraftHead::built_in(&weights, &threads)
                 .map_or(Drafter::None, |head| Drafter::Head(Arc::new(head))),
             (Speculation::Lookup | Speculation::Off, _) => Drafter::None,
         };
-        let model = Model { weights, fingerprint: text.fingerprint, drafter };
-        Ok(Loaded { model, threads, name: text.name })
+        let grammars = Some(Arc::clone(&text.grammars));
+        let model = Model { weights, fingerprint: text.fingerprint, drafter, grammars };
+        Ok(Loaded { model, threads, text })
     });
     let loaded = loading.await.context("loading the model was interrupted")??;
     let ms = began.elapsed().as_millis();
-    tracing::info!(model = loaded.name, ms, memory = loaded.memory(args.kv_memory_mb, 1), "weights loaded");
+    tracing::info!(
+        model = loaded.text.name,
+        ms,
+        memory = loaded.memory(args.kv_memory_mb, 1),
+        "weights loaded"
+    );
     Ok(loaded)
 }
 

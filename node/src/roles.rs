@@ -219,7 +219,7 @@ pub async fn run_worker(role: WorkerRole, args: WorkerArgs, telemetry: &Telemetr
     let id = args.id.unwrap_or_else(|| format!("{}-{place}", role.name()));
     let worker = Worker::new(role, id, advertise, &loaded, &args.engine)?;
     tracing::info!(
-        %address, worker = worker.info.id, model = loaded.name, backend = worker.info.backend,
+        %address, worker = worker.info.id, model = loaded.text.name, backend = worker.info.backend,
         kv_tokens = worker.kv_tokens(), "{} worker serves", role.name()
     );
     let host = Host {
@@ -287,7 +287,7 @@ impl Worker {
                 WorkerRole::Decode => v1::Role::Decode.into(),
             },
             address,
-            model: loaded.name.clone(),
+            model: loaded.text.name.clone(),
             model_fingerprint: loaded.model.fingerprint.to_vec().into(),
             geometry: Some(engine.geometry().to_wire()),
             n_blocks,

@@ -14,8 +14,8 @@ use tokio_util::sync::CancellationToken;
 use crate::cli::UpArgs;
 use crate::loading::{self, Loaded};
 use crate::roles::{self, BadConfig, Host, Worker, WorkerRole};
+use crate::self_check;
 use crate::telemetry::Telemetry;
-use crate::{models, self_check};
 
 /// How long the roles may take to find each other.
 const START_TIMEOUT: Duration = Duration::from_secs(20);
@@ -71,12 +71,10 @@ pub async fn run(args: UpArgs, telemetry: &Telemetry) -> anyhow::Result<()> {
     let (signalled, signals) = roles::shutdown_on_signal()?;
     let stopped = signalled.clone();
     let start = async {
-        let path = models::fetch(&args.model).await?;
-        let text = loading::open_text(&path).await?;
-        let name = text.name.clone();
         let loaded = loading::load(&args.model, &args.engine, args.engine.speculation).await?;
+        let name = loaded.text.name.clone();
         let mut banner = String::new();
-        let mut cluster = start(&args, &loaded, text, listener, telemetry, &mut banner).await?;
+        let mut cluster = start(&args, &loaded, listener, telemetry, &mut banner).await?;
         cluster.ready().await?;
         if !args.skip_self_check {
             banner.push_str("One real conversation went through all of it:\n");
@@ -107,7 +105,6 @@ pub async fn run(args: UpArgs, telemetry: &Telemetry) -> anyhow::Result<()> {
 async fn start(
     args: &UpArgs,
     loaded: &Loaded,
-    text: model::TextModel,
     listener: TcpListener,
     telemetry: &Telemetry,
     banner: &mut String,
@@ -121,7 +118,7 @@ async fn start(
     let (mut gateway, mut router, mut decode, mut prefill) =
         (Part::new(), Part::new(), Part::new(), Part::new());
     let mut addresses = Vec::new();
-    let _ = writeln!(banner, "Baton is up with {}.", loaded.name);
+    let _ = writeln!(banner, "Baton is up with {}.", loaded.text.name);
     let decoders = (0..args.decode).map(|idx| (WorkerRole::Decode, idx));
     let prefillers = (0..args.prefill).map(|idx| (WorkerRole::Prefill, idx));
     for (role, idx) in decoders.chain(prefillers) {
@@ -158,7 +155,7 @@ async fn start(
     let readiness = api_gateway::Readiness::default();
     let ready = readiness.clone();
     let config = roles::gateway_config(&args.api, &args.drain, vec![router_address]);
-    let (own_telemetry, shutdown) = (telemetry.clone(), gateway.shutdown.clone());
+    let (own_telemetry, shutdown, text) = (telemetry.clone(), gateway.shutdown.clone(), loaded.text.clone());
     gateway.tasks.spawn(async move {
         roles::serve_gateway(config, text, listener, &own_telemetry, ready, shutdown).await
     });

@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use engine::Engine;
-use engine::job::{Admitted, Error, Event, ExportTo, Fill, Job, Prompt, SequenceId, Sink};
+use engine::constrain::Constraint;
+use engine::job::{Admitted, Error, Event, ExportTo, Fill, Job, Output, Prompt, SequenceId, Sink};
 use engine::sample::SamplingParams;
 use kv::port::{Frame, FrameSender};
 use kv::transfer::{self, Links, Moved, Peer, Pull};
@@ -33,6 +34,9 @@ pub(crate) struct Order {
     pub(crate) prompt: Prompt,
     pub(crate) sampling: SamplingParams,
     pub(crate) sample_first: bool,
+    /// What the output that the first token begins must look like.
+    pub(crate) constraint: Option<Constraint>,
+    pub(crate) stop_ids: Vec<u32>,
     pub(crate) receiver: Peer,
     pub(crate) grant: u64,
     pub(crate) first_block: usize,
@@ -42,8 +46,12 @@ pub(crate) struct Order {
 }
 
 impl Order {
-    /// Converts and checks a request for a worker of `fingerprint`.
-    pub(crate) fn from_wire(request: v1::PrefillRequest, fingerprint: &[u8; 32]) -> Result<Self, Failure> {
+    /// Converts and checks a request for a worker of `fingerprint`; its constraint was checked before.
+    pub(crate) fn from_wire(
+        request: v1::PrefillRequest,
+        constraint: Option<Constraint>,
+        fingerprint: &[u8; 32],
+    ) -> Result<Self, Failure> {
         let missing = |what: &str| Failure::Malformed(format!("{what} is missing"));
         let prompt = request.prompt.ok_or_else(|| missing("the prompt"))?;
         let grant = request.grant.ok_or_else(|| missing("the grant"))?;
@@ -54,6 +62,8 @@ impl Order {
                 .map_err(|error| Failure::Malformed(error.to_string()))?,
             sampling: request.sampling.unwrap_or_default().into(),
             sample_first: request.sample_first,
+            constraint,
+            stop_ids: request.stop_ids,
             receiver: grant.worker.ok_or_else(|| missing("the owner of the grant"))?.into(),
             grant: grant.id,
             first_block: grant.first_block as usize,
@@ -69,7 +79,7 @@ impl Order {
 pub(crate) struct Done {
     pub(crate) prompt_tokens: usize,
     pub(crate) computed_tokens: usize,
-    pub(crate) first_token: Option<u32>,
+    pub(crate) first: Option<Output>,
     pub(crate) pulled: Moved,
     pub(crate) pushed: Moved,
 }
@@ -99,8 +109,9 @@ pub(crate) async fn run(
         fill: source.as_ref().map_or(Fill::Compute, |(_, n_blocks)| Fill::PullPrefix(*n_blocks)),
         export: Some(ExportTo { first_block: order.first_block, targets: order.targets, frames }),
         sampling: order.sampling,
+        constraint: order.constraint,
         max_output_tokens: usize::from(order.sample_first),
-        stop_ids: Vec::new(),
+        stop_ids: order.stop_ids,
         sink,
     };
     let id = engine.submit(job)?;
@@ -169,7 +180,7 @@ async fn collect(events: &mut mpsc::Receiver<Event>, done: &mut Done) -> Result<
         match events.recv().await {
             Some(Event::Admitted(_)) => {}
             Some(Event::Prefilled { computed_tokens }) => done.computed_tokens = computed_tokens,
-            Some(Event::Token(token)) => done.first_token = Some(token),
+            Some(Event::Token(output)) => done.first = Some(output),
             Some(Event::Finished(_)) => return Ok(()),
             Some(Event::Failed(error)) => return Err(error.into()),
             None => return Err(Error::Stopped.into()),

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use engine::Engine;
+use engine::constrain::Constraint;
 use engine::job::Error;
 use kv::transfer::Links;
 use proto::reason::Reason;
@@ -33,7 +34,9 @@ impl PrefillService {
         if request.prompt.as_ref().is_some_and(|prompt| prompt.model_fingerprint[..] != fingerprint) {
             return Err(Reason::Mismatch.status(format!("{} runs another model", self.config.info.id)));
         }
-        let mut order = Order::from_wire(request, &fingerprint).map_err(|failure| status(&failure))?;
+        let constraint = self.constraint(&request).await?;
+        let mut order =
+            Order::from_wire(request, constraint, &fingerprint).map_err(|failure| status(&failure))?;
         order.deadline = order.deadline.min(self.config.max_deadline);
         let worker = self.config.info.id.clone();
         let began = Instant::now();
@@ -54,12 +57,22 @@ impl PrefillService {
             .increment(done.pulled.blocks as u64);
         let narrow = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
         Ok(v1::PrefillReply {
-            first_token: done.first_token,
+            first_token: done.first.as_ref().map(|output| output.id),
             cached_tokens: narrow(done.prompt_tokens.saturating_sub(done.computed_tokens)),
             computed_tokens: narrow(done.computed_tokens),
             pulled_blocks: narrow(done.pulled.blocks),
             pushed_bytes: done.pushed.bytes,
+            first_logprobs: done.first.and_then(|output| Some(output.logprobs?.to_wire())),
         })
+    }
+
+    /// Checks what the output must look like, off the runtime's threads.
+    async fn constraint(&self, request: &v1::PrefillRequest) -> Result<Option<Constraint>, Status> {
+        let Some(wire) = request.constraint.clone() else { return Ok(None) };
+        let engine = self.engine.clone();
+        let checked = tokio::task::spawn_blocking(move || engine.constraint(wire)).await;
+        let checked = checked.map_err(|_| Status::internal("checking the constraint was interrupted"))?;
+        checked.map(Some).map_err(|error| status(&Failure::Engine(error)))
     }
 }
 
@@ -89,6 +102,7 @@ fn status(failure: &Failure) -> Status {
     let message = failure.to_string();
     match failure {
         Failure::Malformed(_) | Failure::Engine(Error::BadPrompt) => Status::invalid_argument(message),
+        Failure::Engine(Error::Constraint(_)) => Reason::BadConstraint.status(message),
         Failure::Engine(Error::ParentUnknown) => Reason::ParentUnknown.status(message),
         Failure::Engine(Error::PromptTooLong { .. }) => Reason::PromptTooLong.status(message),
         Failure::Engine(Error::Overloaded { .. }) => Reason::Overloaded.status(message),

@@ -26,10 +26,12 @@ pub enum Reason {
     Damaged,
     /// No worker fits the request.
     NoWorker,
+    /// The output's constraint cannot be used: a defective grammar, or one that led nowhere.
+    BadConstraint,
 }
 
 impl Reason {
-    const ALL: [Self; 8] = [
+    const ALL: [Self; 9] = [
         Self::ParentUnknown,
         Self::PromptTooLong,
         Self::Overloaded,
@@ -38,6 +40,7 @@ impl Reason {
         Self::GrantRevoked,
         Self::Damaged,
         Self::NoWorker,
+        Self::BadConstraint,
     ];
 
     fn name(self) -> &'static str {
@@ -50,13 +53,14 @@ impl Reason {
             Self::GrantRevoked => "grant_revoked",
             Self::Damaged => "damaged",
             Self::NoWorker => "no_worker",
+            Self::BadConstraint => "bad_constraint",
         }
     }
 
     fn code(self) -> Code {
         match self {
             Self::ParentUnknown | Self::Mismatch | Self::GrantRevoked => Code::FailedPrecondition,
-            Self::PromptTooLong => Code::InvalidArgument,
+            Self::PromptTooLong | Self::BadConstraint => Code::InvalidArgument,
             Self::Overloaded => Code::ResourceExhausted,
             Self::Draining | Self::NoWorker => Code::Unavailable,
             Self::Damaged => Code::DataLoss,

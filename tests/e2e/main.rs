@@ -11,6 +11,7 @@ mod plain;
 
 mod bad_input;
 mod bad_input_http;
+mod constrained;
 mod crowd;
 mod equality;
 mod failures;

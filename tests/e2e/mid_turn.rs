@@ -173,7 +173,7 @@ impl v1::decode_server::Decode for LastWordless {
         let event = |event| Ok(v1::GenerateEvent { event: Some(event) });
         let events = [
             event(started),
-            event(Event::Tokens(v1::Tokens { ids })),
+            event(Event::Tokens(v1::Tokens { ids, ..Default::default() })),
             Err(Status::unavailable("died before its last word")),
         ];
         Ok(Response::new(Box::pin(tokio_stream::iter(events))))

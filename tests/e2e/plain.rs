@@ -38,6 +38,7 @@ pub(crate) static MODEL: LazyLock<Model> = LazyLock::new(|| {
         weights: Arc::clone(&WEIGHTS),
         fingerprint: TEXT.fingerprint,
         drafter: Drafter::Head(Arc::new(head)),
+        grammars: Some(Arc::clone(&TEXT.grammars)),
     }
 });
 

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use anyhow::{Context, bail, ensure};
 use bytes::Bytes;
-use engine::job::{Admitted, Event, Fill, Job, Prompt, SequenceId};
+use engine::job::{Admitted, Event, Fill, Job, Output, Prompt, SequenceId};
 use engine::sample::SamplingParams;
 use engine::{Engine, EngineConfig, Speculate};
 use kernels::attention::KvDtype;
@@ -97,6 +97,7 @@ impl Sequence {
             fill,
             export: None,
             sampling: SamplingParams::GREEDY,
+            constraint: None,
             max_output_tokens: 1,
             stop_ids: Vec::new(),
             sink: Box::new(move |event| sender.try_send(event).is_ok()),
@@ -254,7 +255,8 @@ async fn pulled_blocks_continue_as_if_computed_here() -> anyhow::Result<()> {
     engine.filled(sequence.id, None);
     let computed_tokens = ids.len() - n_blocks * BLOCK_TOKENS;
     assert_eq!(sequence.event().await?, Event::Prefilled { computed_tokens });
-    assert_eq!(sequence.event().await?, Event::Token(turn.output_ids()[0]));
+    let first = Output { id: turn.output_ids()[0], logprobs: None };
+    assert_eq!(sequence.event().await?, Event::Token(first));
     engine.stop();
     Ok(())
 }

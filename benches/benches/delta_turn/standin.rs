@@ -137,7 +137,11 @@ impl Service {
         };
         let output_tokens = u32::try_from(self.shared.answer.len()).expect("eight tokens");
         let reason = v1::FinishReason::Stop.into();
-        let tokens = self.shared.answer.iter().map(|&id| Event::Tokens(v1::Tokens { ids: vec![id] }));
+        let tokens = self
+            .shared
+            .answer
+            .iter()
+            .map(|&id| Event::Tokens(v1::Tokens { ids: vec![id], ..Default::default() }));
         std::iter::once(Event::Started(started))
             .chain(tokens)
             .chain([Event::Finished(v1::Finished { reason, output_tokens })])

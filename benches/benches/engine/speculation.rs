@@ -15,7 +15,10 @@ use kernels::pool::ThreadPool;
 use kv::hash::{BlockHash, HashKey};
 use model::TextModel;
 use model::chat_template::{Message, Reply, Role};
+use model::grammar::source;
 use model::prompt::Entry;
+use proto::v1;
+use serde_json::json;
 
 use crate::prompts::{AGENT, CHAT};
 
@@ -30,16 +33,40 @@ struct Case {
     prompts: &'static [&'static str],
     batch: usize,
     temperature: f32,
+    /// What the answers must look like.
+    grammar: Option<fn() -> String>,
 }
 
-const CASES: [Case; 6] = [
-    Case { name: "agent text, batch 1", prompts: &AGENT, batch: 1, temperature: 0.0 },
-    Case { name: "chat, batch 1", prompts: &CHAT, batch: 1, temperature: 0.0 },
-    Case { name: "chat, batch 1, T = 0.7", prompts: &CHAT, batch: 1, temperature: 0.7 },
-    Case { name: "chat, batch 4", prompts: &CHAT, batch: 4, temperature: 0.0 },
-    Case { name: "chat, batch 8", prompts: &CHAT, batch: 8, temperature: 0.0 },
-    Case { name: "chat, batch 16", prompts: &CHAT, batch: 16, temperature: 0.0 },
+const CASES: [Case; 9] = [
+    Case { name: "agent text, batch 1", prompts: &AGENT, batch: 1, temperature: 0.0, grammar: None },
+    Case { name: "chat, batch 1", prompts: &CHAT, batch: 1, temperature: 0.0, grammar: None },
+    Case { name: "chat, batch 1, T = 0.7", prompts: &CHAT, batch: 1, temperature: 0.7, grammar: None },
+    Case { name: "chat, batch 4", prompts: &CHAT, batch: 4, temperature: 0.0, grammar: None },
+    Case { name: "chat, batch 8", prompts: &CHAT, batch: 8, temperature: 0.0, grammar: None },
+    Case { name: "chat, batch 16", prompts: &CHAT, batch: 16, temperature: 0.0, grammar: None },
+    Case { name: "strict JSON, batch 1", prompts: &CHAT, batch: 1, temperature: 0.0, grammar: Some(strict) },
+    Case { name: "strict JSON, batch 8", prompts: &CHAT, batch: 8, temperature: 0.0, grammar: Some(strict) },
+    Case {
+        name: "any JSON, batch 1",
+        prompts: &CHAT,
+        batch: 1,
+        temperature: 0.0,
+        grammar: Some(source::json_object),
+    },
 ];
+
+/// A schema as tools have them.
+fn strict() -> String {
+    let text = |most: u32| json!({"type": "string", "maxLength": most});
+    let step = json!({"type": "object", "properties": {"title": text(30), "explanation": text(80),
+        "minutes": {"type": "integer", "minimum": 0, "maximum": 600}, "difficulty": {"enum": ["easy", "medium", "hard"]}},
+        "required": ["title", "explanation", "minutes", "difficulty"], "additionalProperties": false});
+    source::json_schema(
+        &json!({"type": "object", "properties": {"answer": text(60), "confidence": {"enum": ["low", "high"]},
+        "steps": {"type": "array", "items": step, "minItems": 2, "maxItems": 4}},
+        "required": ["answer", "confidence", "steps"], "additionalProperties": false}),
+    )
+}
 
 /// The decoding of one set.
 struct Run {
@@ -102,7 +129,12 @@ fn decode(
 ) -> anyhow::Result<Run> {
     let drafter =
         DraftHead::built_in(weights, pool).map_or(Drafter::None, |head| Drafter::Head(Arc::new(head)));
-    let model = Model { weights: Arc::clone(weights), fingerprint: text.fingerprint, drafter };
+    let model = Model {
+        weights: Arc::clone(weights),
+        fingerprint: text.fingerprint,
+        drafter,
+        grammars: Some(Arc::clone(&text.grammars)),
+    };
     let kv_dtype = KvDtype::F16;
     let config = EngineConfig {
         n_blocks: 1024,
@@ -117,7 +149,11 @@ fn decode(
     for batch in case.prompts.chunks(case.batch) {
         let (events, inbox) = mpsc::channel();
         for (i, prompt) in batch.iter().enumerate() {
-            engine.submit(job(i, prompt, case.temperature, text, events.clone())?)?;
+            let constraint = case.grammar.map(|grammar| {
+                engine.constraint(v1::Constraint { grammar: grammar(), ..Default::default() })
+            });
+            let job = job(i, prompt, case.temperature, text, events.clone())?;
+            engine.submit(Job { constraint: constraint.transpose()?, ..job })?;
         }
         drop(events);
         let mut answers = vec![Vec::new(); batch.len()];
@@ -129,8 +165,8 @@ fn decode(
                 Err(RecvTimeoutError::Timeout) => bail!("the engine stalls in {}", case.name),
             };
             match event {
-                Event::Token(token) => {
-                    answers[i].push(token);
+                Event::Token(output) => {
+                    answers[i].push(output.id);
                     ended = Instant::now();
                     // Decoding is measured from the moment at which all of the batch decode.
                     if began.is_none() && answers.iter().all(|answer| !answer.is_empty()) {
@@ -167,6 +203,7 @@ fn job(
         fill: Fill::Compute,
         export: None,
         sampling: SamplingParams { temperature, seed: 7, ..SamplingParams::GREEDY },
+        constraint: None,
         max_output_tokens: MAX_OUTPUT_TOKENS,
         stop_ids: text.tokenizer.end_of_turn_ids().to_vec(),
         sink: Box::new(move |event| events.send((idx, event)).is_ok()),

@@ -1,6 +1,6 @@
 use super::*;
 
-const PARAMS: SamplingParams = SamplingParams { temperature: 1.0, top_p: 1.0, top_k: None, seed: 42 };
+const PARAMS: SamplingParams = SamplingParams { seed: 42, temperature: 1.0, ..SamplingParams::GREEDY };
 
 /// How often each token came up in 40000 draws at consecutive positions.
 fn frequencies(logits: &[f32], params: &SamplingParams) -> Vec<f64> {
@@ -77,4 +77,64 @@ fn uniform_numbers_fill_the_unit_interval_evenly() {
     let mut buckets = [0; 10];
     (0..10_000).for_each(|position| buckets[(uniform(7, position) * 10.0) as usize] += 1);
     assert!(buckets.iter().all(|n| (880..1120).contains(n)), "{buckets:?}");
+}
+
+fn mask(n_tokens: usize, ids: &[u32]) -> Mask {
+    let mut mask = Mask::none(n_tokens);
+    ids.iter().for_each(|&id| mask.allow(id));
+    mask
+}
+
+#[test]
+fn masked_draws_follow_the_distribution_of_the_allowed() {
+    let logits = [0.4f32, 0.3, 0.15, 0.1, 0.05].map(f32::ln);
+    let check = |params: &SamplingParams, ids: &[u32], wanted: [f64; 5]| {
+        let (mut sampler, mut counts) = (Sampler::default(), [0.0; 5]);
+        let mask = mask(5, ids);
+        for position in 0..40_000 {
+            counts[sampler.sample_allowed(&logits, &mask, params, position) as usize] += 1.0 / 40_000.0;
+        }
+        for (got, want) in counts.iter().zip(wanted) {
+            assert!(
+                (got - want).abs() < 0.011 && (want > 0.0 || *got == 0.0),
+                "{counts:?} {ids:?} {params:?}"
+            );
+        }
+    };
+    let top_k = NonZeroU32::new(2);
+    check(&PARAMS, &[0, 1, 2, 3, 4], [0.4, 0.3, 0.15, 0.1, 0.05]);
+    check(&PARAMS, &[1, 3], [0.0, 0.75, 0.0, 0.25, 0.0]);
+    check(&PARAMS, &[2, 3, 4], [0.0, 0.0, 0.5, 1.0 / 3.0, 1.0 / 6.0]);
+    check(&SamplingParams { top_k, ..PARAMS }, &[2, 3, 4], [0.0, 0.0, 0.6, 0.4, 0.0]);
+    check(&SamplingParams { top_p: 0.7, ..PARAMS }, &[2, 3, 4], [0.0, 0.0, 0.6, 0.4, 0.0]);
+    check(&SamplingParams::GREEDY, &[2, 3, 4], [0.0, 0.0, 1.0, 0.0, 0.0]);
+    check(&PARAMS, &[4], [0.0, 0.0, 0.0, 0.0, 1.0]);
+}
+
+#[test]
+fn a_mask_may_be_longer_or_shorter_than_the_logits() {
+    let logits: Vec<f32> = (0..100).map(|i| i as f32).collect();
+    let greedy = |n_tokens, ids: &[u32]| {
+        Sampler::default().sample_allowed(&logits, &mask(n_tokens, ids), &SamplingParams::GREEDY, 0)
+    };
+    assert_eq!(greedy(70, &[3, 69]), 69);
+    assert_eq!(greedy(300, &[3, 99, 299]), 99);
+    let all: Vec<u32> = (0..100).collect();
+    assert_eq!(greedy(100, &all), 99);
+    // What the sampler cannot choose by logits it still chooses from the mask.
+    let impossible = [f32::NAN, f32::NEG_INFINITY, 5.0, f32::NEG_INFINITY];
+    let token = Sampler::default().sample_allowed(&impossible, &mask(4, &[1, 3]), &PARAMS, 0);
+    assert_eq!(token, 1);
+}
+
+#[test]
+fn log_probabilities_are_those_of_the_row_best_first() {
+    let logits = [0.1f32, 0.4, f32::NAN, 0.1, 0.4].map(f32::ln);
+    let found = Sampler::default().logprobs(&logits, 0, 3);
+    let close = |got: f32, want: f32| (got - want.ln()).abs() < 1e-6;
+    assert!(close(found.logprob, 0.1));
+    assert_eq!(found.top.iter().map(|(id, _)| *id).collect::<Vec<_>>(), [1, 4, 0]);
+    assert!(found.top.iter().zip([0.4, 0.4, 0.1]).all(|((_, got), want)| close(*got, want)));
+    assert!(Sampler::default().logprobs(&logits, 0, 0).top.is_empty());
+    assert_eq!(Sampler::default().logprobs(&logits, 0, 20).top.len(), 4);
 }

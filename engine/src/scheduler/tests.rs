@@ -7,7 +7,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::exports::Cut;
-use crate::job::{Job, Prompt};
+use crate::job::{Job, Output, Prompt};
 use crate::sample::SamplingParams;
 use crate::sequence::{Place, Start};
 
@@ -41,6 +41,7 @@ impl Toy {
             fill,
             export: None,
             sampling: SamplingParams::GREEDY,
+            constraint: None,
             max_output_tokens,
             stop_ids: Vec::new(),
             sink: Box::new(move |event| {
@@ -69,7 +70,7 @@ impl Toy {
             if share.sample {
                 let token = u32::try_from(sequence.tokens.len()).expect("short");
                 let end = sequence.push(token, CONTEXT);
-                sequence.tell(Event::Token(token));
+                sequence.tell(Event::Token(Output { id: token, logprobs: None }));
                 done.extend(end.map(|_| sequence.id));
             }
         }
@@ -89,7 +90,7 @@ impl Toy {
 
     fn tokens(&self, id: SequenceId) -> Vec<u32> {
         let events = self.events.lock().expect("no panic elsewhere");
-        let of = |event: &Event| if let Event::Token(token) = event { Some(*token) } else { None };
+        let of = |event: &Event| if let Event::Token(output) = event { Some(output.id) } else { None };
         events.get(&id).map(|events| events.iter().filter_map(of).collect()).unwrap_or_default()
     }
 

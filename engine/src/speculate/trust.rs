@@ -3,6 +3,8 @@
 /// Where a draft comes from. Tried in this order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Source {
+    /// What a constraint leaves no choice about, see [`crate::constrain`].
+    Grammar,
     /// What followed the same tokens earlier, see [`super::lookup`].
     Lookup,
     /// A small network fed by the model's last hidden state, see [`super::head`].
@@ -12,11 +14,12 @@ pub(crate) enum Source {
 }
 
 impl Source {
-    pub(crate) const ALL: [Self; 3] = [Self::Lookup, Self::Head, Self::Model];
+    pub(crate) const ALL: [Self; 4] = [Self::Grammar, Self::Lookup, Self::Head, Self::Model];
 
     /// Its name in metrics.
     pub(crate) fn name(self) -> &'static str {
         match self {
+            Self::Grammar => "grammar",
             Self::Lookup => "lookup",
             Self::Head => "head",
             Self::Model => "model",
@@ -42,6 +45,9 @@ const PROBABILITY_CLASSES: [(f64, f64); N_CLASSES] =
     [(0.0, 0.1), (0.1, 0.2), (0.2, 0.3), (0.35, 0.45), (0.5, 0.6), (0.65, 0.75), (0.8, 0.85), (0.93, 0.95)];
 
 impl Evidence {
+    /// Nothing else may come.
+    pub(crate) const FORCED: Self = Self { source: Source::Grammar, class: 0 };
+
     /// `n_matched` tokens before the proposed one agree with an earlier place.
     pub(crate) fn of_match(n_matched: usize) -> Self {
         Self {
@@ -58,6 +64,7 @@ impl Evidence {
 
     fn prior(self) -> f64 {
         match self.source {
+            Source::Grammar => 1.0,
             Source::Lookup => MATCH_CLASSES[self.class].1,
             Source::Head | Source::Model => PROBABILITY_CLASSES[self.class].1,
         }

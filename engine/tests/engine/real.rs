@@ -6,6 +6,7 @@ use std::sync::{Arc, LazyLock};
 
 use engine::weights::Weights;
 use kernels::pool::ThreadPool;
+use model::TextModel;
 use model::checkpoint::Checkpoint;
 use model::reference::ModelRef;
 
@@ -13,6 +14,10 @@ pub(crate) static MODEL: LazyLock<Checkpoint> =
     LazyLock::new(|| Checkpoint::open(&find()).expect("the test model is a GGUF file"));
 pub(crate) static WEIGHTS: LazyLock<Arc<Weights>> =
     LazyLock::new(|| Arc::new(Weights::load(&MODEL, &pool(2)).expect("the test model is supported")));
+/// Tokenizer, template and grammars.
+pub(crate) static TEXT: LazyLock<TextModel> =
+    LazyLock::new(|| TextModel::new(&MODEL, &find()).expect("the test model has a tokenizer and a template"));
+
 #[expect(clippy::disallowed_methods, reason = "tests pick the model from the environment")]
 fn find() -> PathBuf {
     if let Ok(path) = std::env::var("BATON_TEST_MODEL") {

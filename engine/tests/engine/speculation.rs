@@ -1,134 +1,22 @@
 //! Speculative decoding through a running engine: whatever drafts, the output is that of plain decoding.
 
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::mpsc;
-use std::sync::{Arc, Once};
-use std::time::Duration;
+use std::sync::Arc;
 
 use engine::arena::KvArena;
 use engine::forward::{Forward, Logits, Slice};
-use engine::job::{Event, Fill, Job, Prompt};
 use engine::sample::SamplingParams;
 use engine::speculate::head::{DraftHead, Error};
 use engine::weights::Weights;
-use engine::{Drafter, Engine, EngineConfig, Model, Speculate, metrics as names};
-use kernels::attention::KvDtype;
-use kv::hash::{BlockHash, HashKey};
-use metrics::{Counter, Gauge, Histogram, Key, KeyName, Metadata, Recorder, SharedString, Unit};
+use engine::{Drafter, Speculate};
 use model::checkpoint::Checkpoint;
 
+use crate::host::{Host, accepted};
 use crate::real::{WEIGHTS, pool};
 use crate::tiny::{Tiny, VOCAB};
 
-/// Draft tokens that were accepted by any engine of this process, by source.
-static ACCEPTED: [AtomicU64; 3] = [const { AtomicU64::new(0) }; 3];
-const SOURCES: [&str; 3] = ["lookup", "head", "model"];
-
-/// Counts accepted drafts and nothing else.
-#[derive(Debug)]
-struct Accepted(usize);
-
-impl metrics::CounterFn for Accepted {
-    fn increment(&self, value: u64) {
-        ACCEPTED[self.0].fetch_add(value, Ordering::Relaxed);
-    }
-    fn absolute(&self, _: u64) {}
-}
-
-#[derive(Debug)]
-struct Accounts;
-
-impl Recorder for Accounts {
-    fn describe_counter(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
-    fn describe_gauge(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
-    fn describe_histogram(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
-    fn register_counter(&self, key: &Key, _: &Metadata<'_>) -> Counter {
-        let source = key.labels().find(|label| label.key() == "source").map(metrics::Label::value);
-        match SOURCES.iter().position(|name| source == Some(name)) {
-            Some(source) if key.name() == names::DRAFT_ACCEPTED => {
-                Counter::from_arc(Arc::new(Accepted(source)))
-            }
-            _ => Counter::noop(),
-        }
-    }
-    fn register_gauge(&self, _: &Key, _: &Metadata<'_>) -> Gauge {
-        Gauge::noop()
-    }
-    fn register_histogram(&self, _: &Key, _: &Metadata<'_>) -> Histogram {
-        Histogram::noop()
-    }
-}
-
-fn accepted(source: &str) -> u64 {
-    let source = SOURCES.iter().position(|name| *name == source).expect("a source");
-    ACCEPTED[source].load(Ordering::Relaxed)
-}
-
-/// An engine with one model.
-struct Host {
-    engine: Engine,
-    key: HashKey,
-}
-
-impl Host {
-    fn start(weights: &Arc<Weights>, drafter: Drafter, speculate: Speculate) -> Self {
-        static RECORD: Once = Once::new();
-        RECORD.call_once(|| metrics::set_global_recorder(Accounts).expect("the first recorder"));
-        let model = Model { weights: Arc::clone(weights), fingerprint: [7; 32], drafter };
-        let config = EngineConfig {
-            n_blocks: 400,
-            step_tokens: 64,
-            max_running: 16,
-            max_turns: 128,
-            kv_dtype: KvDtype::F16,
-            speculate,
-        };
-        let engine =
-            Engine::start(model, Arc::new(pool(1)), config, "test").expect("a thread can be started");
-        Self { engine, key: HashKey::derive(&[7; 32], b"") }
-    }
-
-    /// The outputs of turns that run together, given as (prompt, sampling).
-    fn outputs(&self, turns: &[(Vec<u32>, SamplingParams)], max_output_tokens: usize) -> Vec<Vec<u32>> {
-        let (events, inbox) = mpsc::channel();
-        for (i, (ids, sampling)) in turns.iter().enumerate() {
-            let events = events.clone();
-            let job = Job {
-                turn: i as u64,
-                prompt: Prompt { key: self.key, parent: BlockHash::ROOT, ids: ids.clone() },
-                fill: Fill::Compute,
-                export: None,
-                sampling: *sampling,
-                max_output_tokens,
-                stop_ids: vec![2],
-                sink: Box::new(move |event| events.send((i, event)).is_ok()),
-            };
-            self.engine.submit(job).expect("there is room");
-        }
-        drop(events);
-        let mut outputs = vec![Vec::new(); turns.len()];
-        let mut n_finished = 0;
-        while n_finished < turns.len() {
-            match inbox.recv_timeout(Duration::from_secs(120)).expect("the engine answers") {
-                (i, Event::Token(token)) => outputs[i].push(token),
-                (_, Event::Finished(_)) => n_finished += 1,
-                (_, Event::Failed(error)) => panic!("{error}"),
-                (_, Event::Admitted(_) | Event::Prefilled { .. }) => {}
-            }
-        }
-        outputs
-    }
-}
-
-impl Drop for Host {
-    fn drop(&mut self) {
-        self.engine.stop();
-    }
-}
-
 /// Reproducible numbers.
-fn noise(seed: u64) -> impl FnMut(u64) -> u32 {
+pub(crate) fn noise(seed: u64) -> impl FnMut(u64) -> u32 {
     let mut state = seed;
     move |below| {
         state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
