@@ -1,10 +1,12 @@
 //! A turn's events in their order: numbers them, repeats the heartbeat, and waits for slow readers only so long.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use model::calls::Piece;
 use tokio::sync::mpsc;
 
+use crate::background::EventLog;
 use crate::error::ApiError;
 use crate::prepare::Prepared;
 use crate::state::Gateway;
@@ -17,6 +19,8 @@ use crate::wire::{
 pub(crate) enum EventSink {
     /// To the reader, on a lane of its connection.
     Stream(mpsc::Sender<Event>, Lane),
+    /// Kept for whoever asks.
+    Log(Arc<EventLog>),
     /// The client wants the final object only.
     Discard,
 }
@@ -84,7 +88,7 @@ impl<'a> Emitter<'a> {
 
     /// True once the client has seen an event; failures from then on are events too.
     pub(crate) fn has_begun(&self) -> bool {
-        self.begun && matches!(self.sink, EventSink::Stream(..))
+        self.begun && !matches!(self.sink, EventSink::Discard)
     }
 
     /// When the first piece of output was there to be sent.
@@ -256,7 +260,7 @@ impl<'a> Emitter<'a> {
     async fn response_event(&mut self, kind: &'static str, phase: &Phase<'_>) -> Result<(), ApiError> {
         // Counted once it is sent: a heartbeat may be dropped while it waits.
         let number = self.sequence_number;
-        self.send(|this| Event::response(kind, number, &this.view(phase))).await?;
+        self.send(|this| Event::of_response(kind, number, &this.view(phase))).await?;
         self.sequence_number += 1;
         Ok(())
     }
@@ -269,7 +273,11 @@ impl<'a> Emitter<'a> {
 
     /// Builds and sends one event, unless nobody wants it.
     async fn send(&self, make: impl FnOnce(&Self) -> Event) -> Result<(), ApiError> {
-        let EventSink::Stream(sender, lane) = &self.sink else { return Ok(()) };
+        let (sender, lane) = match &self.sink {
+            EventSink::Stream(sender, lane) => (sender, lane),
+            EventSink::Log(log) => return log.push(make(self)),
+            EventSink::Discard => return Ok(()),
+        };
         match sender.send_timeout(make(self).on_lane(lane), self.patience).await {
             Ok(()) => Ok(()),
             Err(mpsc::error::SendTimeoutError::Timeout(_)) => {

@@ -10,6 +10,8 @@ const CLIENT_GONE: &str = "client_gone";
 pub(crate) enum Kind {
     #[serde(rename = "invalid_request_error")]
     InvalidRequest,
+    #[serde(rename = "authentication_error")]
+    Authentication,
     #[serde(rename = "rate_limit_error")]
     RateLimit,
     #[serde(rename = "server_error")]
@@ -59,6 +61,11 @@ impl ApiError {
 
     pub(crate) fn not_found(code: &'static str, message: impl Into<String>) -> Self {
         Self::new(404, Kind::InvalidRequest, code, message)
+    }
+
+    /// The client must say who it is.
+    pub(crate) fn unauthorized(code: &'static str, message: impl Into<String>) -> Self {
+        Self::new(401, Kind::Authentication, code, message)
     }
 
     pub(crate) fn too_large(message: impl Into<String>) -> Self {

@@ -1,4 +1,10 @@
-//! The HTTP surface: upgrades, `POST /v1/responses` as JSON or SSE, the model list, and errors as JSON everywhere.
+//! The HTTP surface: upgrades, `POST /v1/responses` as JSON or SSE, what can be asked of stored responses, conversations,
+//! the model list, and errors as JSON everywhere.
+
+mod body;
+mod conversations;
+mod listing;
+mod responses;
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -12,7 +18,7 @@ use axum::extract::{DefaultBodyLimit, Path, Request, State};
 use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
-use axum::routing::get;
+use axum::routing::{get, post};
 use bytes::Bytes;
 use futures::StreamExt;
 use serde::Serialize;
@@ -26,7 +32,7 @@ use crate::error::ApiError;
 use crate::metrics as names;
 use crate::state::Gateway;
 use crate::turn::{Origin, run_turn};
-use crate::wire::{Create, Event, Transport, parse_body};
+use crate::wire::{Create, Event, Transport, parse_body, parse_counted};
 use crate::ws;
 
 /// Events an SSE reader may leave unread.
@@ -56,6 +62,21 @@ pub(crate) fn routes(gateway: Gateway, tasks: TaskTracker, shutdown: Cancellatio
     };
     Router::new()
         .route("/v1/responses", get(upgrade).post(create))
+        .route("/v1/responses/compact", post(compact))
+        .route("/v1/responses/input_tokens", post(responses::input_tokens))
+        .route("/v1/responses/{id}", get(responses::get).delete(responses::delete))
+        .route("/v1/responses/{id}/cancel", post(responses::cancel))
+        .route("/v1/responses/{id}/input_items", get(responses::input_items))
+        .route("/v1/conversations", post(conversations::create))
+        .route(
+            "/v1/conversations/{id}",
+            get(conversations::get).post(conversations::update).delete(conversations::delete),
+        )
+        .route("/v1/conversations/{id}/items", get(conversations::items).post(conversations::add_items))
+        .route(
+            "/v1/conversations/{id}/items/{item_id}",
+            get(conversations::item).delete(conversations::delete_item),
+        )
         .route("/v1/models", get(models))
         .route("/v1/models/{id}", get(model))
         .fallback(unknown_path)
@@ -75,8 +96,13 @@ async fn name_request(request: Request, next: Next) -> Response {
 
 async fn upgrade(
     State(app): State<App>,
+    headers: HeaderMap,
     upgrade: Result<WebSocketUpgrade, WebSocketUpgradeRejection>,
 ) -> Response {
+    let tenant = match app.gateway.config().api_keys.tenant(&headers) {
+        Ok(tenant) => tenant,
+        Err(error) => return error.into_response(),
+    };
     let Ok(upgrade) = upgrade else {
         let error = ApiError {
             status: StatusCode::UPGRADE_REQUIRED.as_u16(),
@@ -99,7 +125,7 @@ async fn upgrade(
     upgrade.on_upgrade(move |socket| async move {
         let (_place, _tracked) = (place, tracked);
         metrics::gauge!(names::CONNECTIONS).increment(1.0);
-        ws::serve(&app.gateway, socket, "".into(), &app.turns, &app.shutdown).await;
+        ws::serve(&app.gateway, socket, tenant, &app.turns, &app.shutdown).await;
         metrics::gauge!(names::CONNECTIONS).decrement(1.0);
     })
 }
@@ -109,16 +135,46 @@ async fn create(
     headers: HeaderMap,
     body: Result<Bytes, BytesRejection>,
 ) -> Result<Response, ApiError> {
-    if let Some(encoding) = headers.get(header::CONTENT_ENCODING).filter(|encoding| *encoding != "identity") {
-        let message = format!("content-encoding {encoding:?} is not supported: send the body as it is");
-        let error = ApiError::invalid("unsupported_content_encoding", message);
-        return Err(ApiError { status: StatusCode::UNSUPPORTED_MEDIA_TYPE.as_u16(), ..error });
-    }
+    let origin = app.origin(&headers)?;
     let body = body.map_err(|rejection| unreadable(&app, &rejection))?;
     metrics::counter!(names::CLIENT_BYTES_IN).increment(body.len() as u64);
-    let create = parse_body(&body)?;
-    let stream = create.stream;
-    if stream { sse(app, create).await } else { json(app, create).await }
+    let create = parse_body(&body::decoded(&app, &headers, body)?)?;
+    match (create.background, create.stream) {
+        (true, stream) => background(app, create, origin, stream).await,
+        (false, true) => sse(app, create, origin).await,
+        (false, false) => json(app, create, origin).await,
+    }
+}
+
+/// Starts a response that goes on without its reader. The answer is what it looks like once it has begun.
+async fn background(app: App, create: Create, origin: Origin, stream: bool) -> Result<Response, ApiError> {
+    let place = Arc::clone(&app.turns).try_acquire_owned().map_err(|_| all_turns_taken())?;
+    let id = origin.response_id.clone();
+    let log = app.gateway.background().begin(&id, &origin.tenant)?;
+    let (refused, mut refusal) = oneshot::channel();
+    let (gateway, kept) = (app.gateway.clone(), Arc::clone(&log));
+    app.tasks.spawn(async move {
+        let _place = place;
+        let sink = EventSink::Log(Arc::clone(&kept));
+        if let Err(error) = run_turn(&gateway, create, origin, sink, kept.cancellation()).await {
+            let _ = refused.send(error);
+        }
+        kept.end();
+    });
+    let begun = log.read(0).await;
+    if begun.is_none() {
+        app.gateway.background().remove(&id);
+        let error = refusal.try_recv().unwrap_or_else(|_| ApiError::internal("the turn ended without an event"));
+        return Err(error);
+    }
+    Ok(if stream { responses::stream(log, None) } else { responses::json(log.response()) })
+}
+
+async fn compact(State(app): State<App>, headers: HeaderMap, bytes: Bytes) -> Result<Response, ApiError> {
+    let origin = app.origin(&headers)?;
+    let create = parse_counted(&body::decoded(&app, &headers, bytes)?)?;
+    let _place = app.turns.try_acquire().map_err(|_| all_turns_taken())?;
+    Ok(responses::json(crate::compact::compact(&app.gateway, create, origin).await?))
 }
 
 fn unreadable(app: &App, rejection: &BytesRejection) -> ApiError {
@@ -129,20 +185,27 @@ fn unreadable(app: &App, rejection: &BytesRejection) -> ApiError {
     ApiError::invalid("invalid_body", format!("the body could not be read: {rejection}"))
 }
 
-fn origin() -> Origin {
-    Origin { transport: Transport::Http, tenant: "".into(), response_id: new_id("resp"), latest: None }
+impl App {
+    /// Where a request comes from.
+    ///
+    /// # Errors
+    /// When it has no right to come.
+    fn origin(&self, headers: &HeaderMap) -> Result<Origin, ApiError> {
+        let tenant = self.gateway.config().api_keys.tenant(headers)?;
+        Ok(Origin { transport: Transport::Http, tenant, response_id: new_id("resp"), latest: None })
+    }
 }
 
-async fn json(app: App, create: Create) -> Result<Response, ApiError> {
+async fn json(app: App, create: Create, origin: Origin) -> Result<Response, ApiError> {
     let _place = app.turns.try_acquire().map_err(|_| all_turns_taken())?;
     let ended =
-        run_turn(&app.gateway, create, origin(), EventSink::Discard, &CancellationToken::new()).await?;
+        run_turn(&app.gateway, create, origin, EventSink::Discard, &CancellationToken::new()).await?;
     metrics::counter!(names::CLIENT_BYTES_OUT).increment(ended.response.len() as u64);
     Ok(([(header::CONTENT_TYPE, "application/json")], ended.response).into_response())
 }
 
 /// Streams events. The status is decided by what comes first: an event, or an error.
-async fn sse(app: App, create: Create) -> Result<Response, ApiError> {
+async fn sse(app: App, create: Create, origin: Origin) -> Result<Response, ApiError> {
     let place = Arc::clone(&app.turns).try_acquire_owned().map_err(|_| all_turns_taken())?;
     let (sender, mut events) = mpsc::channel(EVENTS_IN_FLIGHT);
     let (refused, refusal) = oneshot::channel();
@@ -152,7 +215,7 @@ async fn sse(app: App, create: Create) -> Result<Response, ApiError> {
     app.tasks.spawn(async move {
         let _place = place;
         let never = CancellationToken::new();
-        let turn = run_turn(&app.gateway, create, origin(), EventSink::Stream(sender, None), &never);
+        let turn = run_turn(&app.gateway, create, origin, EventSink::Stream(sender, None), &never);
         let result = tokio::select! {
             result = turn => result,
             () = gone.cancelled() => return,
@@ -205,11 +268,17 @@ fn served(gateway: &Gateway) -> Model<'_> {
     Model { id: &gateway.text().name, object: "model", created: 0, owned_by: "baton" }
 }
 
-async fn models(State(app): State<App>) -> Response {
-    axum::Json(List { object: "list", data: vec![served(&app.gateway)] }).into_response()
+async fn models(State(app): State<App>, headers: HeaderMap) -> Result<Response, ApiError> {
+    app.gateway.config().api_keys.tenant(&headers)?;
+    Ok(axum::Json(List { object: "list", data: vec![served(&app.gateway)] }).into_response())
 }
 
-async fn model(State(app): State<App>, Path(id): Path<String>) -> Result<Response, ApiError> {
+async fn model(
+    State(app): State<App>,
+    headers: HeaderMap,
+    Path(id): Path<String>,
+) -> Result<Response, ApiError> {
+    app.gateway.config().api_keys.tenant(&headers)?;
     let model = served(&app.gateway);
     if model.id != id {
         let message = format!("the model `{id}` is not served here; this gateway serves `{}`", model.id);

@@ -1,13 +1,19 @@
 //! Speaks OpenAI's Responses API over WebSocket, SSE and JSON, and owns every conversation's tokens.
 
+mod auth;
+mod background;
 mod cluster;
+mod compact;
+mod constraint;
 mod conversation;
+mod conversations;
 mod emit;
 mod error;
 mod history;
 mod http;
 pub mod metrics;
 mod prepare;
+mod seal;
 mod state;
 mod store;
 mod turn;
@@ -25,6 +31,7 @@ use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+pub use auth::{ApiKeys, WeakKey};
 pub use store::StoreLimits;
 
 /// The gateway's settings.
@@ -58,6 +65,14 @@ pub struct Config {
     /// Other workers tried when one fails during a turn.
     pub max_resubmissions: usize,
     pub store: StoreLimits,
+    /// Who may use the gateway.
+    pub api_keys: ApiKeys,
+    /// Of this the key is made under which summaries are sealed; without it they can be read until the gateway ends.
+    pub seal_secret: Option<String>,
+    /// Responses that run in the background, or ended a short while ago.
+    pub max_background: usize,
+    /// Conversations that clients have named.
+    pub max_conversations: usize,
     /// How long running turns may take to finish once the gateway drains.
     pub drain: Duration,
 }
@@ -84,6 +99,10 @@ impl Default for Config {
                 max_tokens: 256 << 20,
                 ttl: Duration::from_secs(24 * 3600),
             },
+            api_keys: ApiKeys::default(),
+            seal_secret: None,
+            max_background: 1024,
+            max_conversations: 10_000,
             drain: Duration::from_secs(30),
         }
     }

@@ -8,6 +8,8 @@ use model::chat_template::{Content, Message, Reply, Role};
 use model::prompt::{self, Entry as LogEntry, LogEnd, TemplateClass};
 use proto::v1;
 
+use crate::compact;
+use crate::constraint::{Constraint, constraint, is_slow};
 use crate::conversation::{Cut, Item, TokenLog};
 use crate::emit::new_id;
 use crate::error::ApiError;
@@ -30,6 +32,8 @@ pub(crate) struct Prepared {
     pub(crate) history: History,
     /// The last of them, which this turn has brought.
     pub(crate) n_own_items: usize,
+    /// The answer is a summary of everything, to be sealed.
+    pub(crate) compacts: bool,
     /// Where the workers may pick up: what the parent's turn has left in their caches.
     pub(crate) cut: Cut,
     pub(crate) n_tokenized: usize,
@@ -37,6 +41,7 @@ pub(crate) struct Prepared {
     pub(crate) n_own_tokens: usize,
     pub(crate) max_output_tokens: usize,
     pub(crate) sampling: v1::Sampling,
+    pub(crate) constraint: Option<Constraint>,
     pub(crate) instructions: Option<Arc<str>>,
     pub(crate) tools: Arc<Tools>,
     pub(crate) last_decode: String,
@@ -61,7 +66,7 @@ pub(crate) struct Basis {
 pub(crate) fn find_basis(gateway: &Gateway, create: &Create, origin: &Origin) -> Result<Basis, ApiError> {
     check_model(gateway, create)?;
     check_size(gateway, create)?;
-    let parent = find_parent(gateway, create, origin)?;
+    let parent = if create.starts_anew { None } else { find_parent(gateway, create, origin)? };
     let instructions =
         inherit(&create.instructions, parent.as_deref().and_then(|p| p.instructions.as_ref()), origin);
     let new = resolved(gateway, create, origin)?;
@@ -76,14 +81,21 @@ pub(crate) fn find_basis(gateway: &Gateway, create: &Create, origin: &Origin) ->
 }
 
 impl Basis {
+    /// True when preparing the turn takes so long that other connections would feel it.
+    pub(crate) fn is_slow(&self, gateway: &Gateway, create: &Create) -> bool {
+        /// Inputs up to this size take less than a millisecond to tokenize.
+        const LONG_INPUT_BYTES: usize = 32 << 10;
+        self.text_bytes() > LONG_INPUT_BYTES || is_slow(create, &self.tools) || self.rerenders_much(gateway)
+    }
+
     /// True when the turn renders a long conversation anew.
-    pub(crate) fn rerenders_much(&self, gateway: &Gateway) -> bool {
+    fn rerenders_much(&self, gateway: &Gateway) -> bool {
         const MUCH: usize = 4096;
         self.parent.as_deref().is_some_and(|parent| parent.log.len() > MUCH && !self.appends_to(gateway, parent))
     }
 
     /// Bytes of text that may have to be tokenized.
-    pub(crate) fn text_bytes(&self) -> usize {
+    fn text_bytes(&self) -> usize {
         self.new.iter().map(InputItem::text_bytes).sum::<usize>()
             + if self.parent.is_none() { self.tools.raw.len() } else { 0 }
     }
@@ -128,21 +140,61 @@ impl Basis {
     }
 }
 
-/// The input with references replaced by what they stand for.
+/// The input with a conversation's items in front, references replaced by what they stand for, and summaries opened.
 fn resolved(gateway: &Gateway, create: &Create, origin: &Origin) -> Result<Vec<InputItem>, ApiError> {
     let mut items = Vec::with_capacity(create.input.len());
+    if let Some(id) = &create.conversation {
+        for (idx, item) in gateway.conversations().get(id, &origin.tenant)?.items().into_iter().enumerate() {
+            let mut parsed = InputItem::parse(&item.json, &format!("conversation.items[{idx}]"))?;
+            parsed.id = Some(item.id);
+            items.push(opened(gateway, parsed, origin, "conversation")?);
+        }
+    }
     for (idx, item) in create.input.iter().enumerate() {
-        let InputKind::Reference(id) = &item.kind else {
-            items.push(item.clone());
-            continue;
+        let param = format!("input[{idx}]");
+        let item = match &item.kind {
+            InputKind::Reference(id) => {
+                let json = gateway.store().item(&origin.tenant, id).ok_or_else(|| {
+                    let message = format!("no stored item has the id `{id}`: send the item itself");
+                    ApiError::invalid("item_not_found", message).at(format!("{param}.id"))
+                })?;
+                InputItem::parse(&json, &param)?
+            }
+            _ => item.clone(),
         };
-        let json = gateway.store().item(&origin.tenant, id).ok_or_else(|| {
-            let message = format!("no stored item has the id `{id}`: send the item itself");
-            ApiError::invalid("item_not_found", message).at(format!("input[{idx}].id"))
-        })?;
-        items.push(InputItem::parse(&json, &format!("input[{idx}]"))?);
+        items.push(opened(gateway, item, origin, &param)?);
     }
     Ok(items)
+}
+
+/// The item, its summary opened if it has one.
+fn opened(gateway: &Gateway, mut item: InputItem, origin: &Origin, param: &str) -> Result<InputItem, ApiError> {
+    if let InputKind::Compaction { sealed, summary } = &mut item.kind {
+        *summary = gateway.seal().open(sealed, &origin.tenant).ok_or_else(|| {
+            let message = "this summary was not made here, or was changed: send the conversation instead";
+            ApiError::invalid("invalid_encrypted_content", message).at(format!("{param}.encrypted_content"))
+        })?;
+    }
+    Ok(item)
+}
+
+/// All items that a request is to be answered from.
+///
+/// # Errors
+/// As for [`find_basis`].
+pub(crate) fn all_entries(gateway: &Gateway, create: &Create, origin: &Origin) -> Result<Vec<Entry>, ApiError> {
+    let basis = find_basis(gateway, create, origin)?;
+    let before = basis.parent.iter().flat_map(|parent| parent.history.entries().into_iter().cloned());
+    Ok(before.chain(basis.entries).collect())
+}
+
+/// The length of the prompt of a request.
+///
+/// # Errors
+/// As for a turn, except that it may be too long for the model.
+pub(crate) fn count_tokens(gateway: &Gateway, create: &Create, origin: &Origin) -> Result<usize, ApiError> {
+    let basis = find_basis(gateway, create, origin)?;
+    Ok(build(gateway, &basis, Reply::Expected)?.log.len())
 }
 
 /// The tools of the turn: those of the request or (on a socket) the parent's, and what items of the input add.
@@ -198,9 +250,15 @@ pub(crate) fn prepare(
     basis: Basis,
 ) -> Result<Prepared, ApiError> {
     let reply = if create.generate { Reply::Expected } else { Reply::None };
-    let built = build(gateway, &basis, create, reply)?;
+    let compacts = matches!(basis.new.last(), Some(InputItem { kind: InputKind::CompactionTrigger, .. }));
+    let is_free = compacts || !create.generate;
+    let constraint = if is_free { None } else { constraint(gateway, create, &basis.tools)? };
+    let built = build(gateway, &basis, reply)?;
     metrics::counter!(names::TOKENIZED_TOKENS).increment(built.n_tokenized as u64);
-    let max_output_tokens = output_limit(gateway, create, built.log.len())?;
+    let mut max_output_tokens = output_limit(gateway, create, built.log.len())?;
+    if compacts {
+        max_output_tokens = max_output_tokens.min(compact::MAX_SUMMARY_TOKENS);
+    }
     let Basis { parent, instructions, tools, entries, .. } = basis;
     let parent = parent.as_deref();
     let response_id = origin.response_id.clone();
@@ -223,10 +281,12 @@ pub(crate) fn prepare(
         log: built.log,
         history,
         n_own_items,
+        compacts,
         cut: built.cut,
         n_tokenized: built.n_tokenized,
         max_output_tokens,
         sampling: sampling(gateway, create),
+        constraint,
         instructions,
         tools,
     })
@@ -300,7 +360,7 @@ struct Built {
     n_tokenized: usize,
 }
 
-fn build(gateway: &Gateway, basis: &Basis, create: &Create, reply: Reply) -> Result<Built, ApiError> {
+fn build(gateway: &Gateway, basis: &Basis, reply: Reply) -> Result<Built, ApiError> {
     let input = messages(gateway, &basis.new);
     let Some(parent) = basis.parent.as_deref() else {
         return start(gateway, basis, &input, reply);
@@ -346,9 +406,16 @@ fn messages(gateway: &Gateway, items: &[InputItem]) -> Vec<Message> {
                 flush(&mut text, &mut calls, &mut messages);
                 messages.push(format.result(result));
             }
-            InputKind::Compaction { .. }
-            | InputKind::CompactionTrigger
-            | InputKind::Tools(_)
+            InputKind::Compaction { summary, .. } => {
+                flush(&mut text, &mut calls, &mut messages);
+                let content = format!("{}{summary}", compact::PREFACE).into();
+                messages.push(Message { role: Role::User, content });
+            }
+            InputKind::CompactionTrigger => {
+                flush(&mut text, &mut calls, &mut messages);
+                messages.push(Message { role: Role::User, content: compact::PROMPT.into() });
+            }
+            InputKind::Tools(_)
             | InputKind::Reference(_)
             | InputKind::Silent => {}
         }
@@ -466,6 +533,8 @@ fn sampling(gateway: &Gateway, create: &Create) -> v1::Sampling {
         top_p: create.top_p.unwrap_or(config.top_p),
         top_k: create.top_k.map_or(0, Into::into),
         seed: create.seed.unwrap_or_else(rand::random),
+        logprobs: create.include.logprobs || create.top_logprobs.is_some_and(|n| n > 0),
+        top_logprobs: create.top_logprobs.unwrap_or(0),
         ..v1::Sampling::default()
     }
 }

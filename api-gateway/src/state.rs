@@ -6,7 +6,10 @@ use kv::hash::HashKey;
 use model::TextModel;
 
 use crate::Config;
+use crate::background::Background;
 use crate::cluster::ClusterClient;
+use crate::conversations::Conversations;
+use crate::seal::Seal;
 use crate::store::Store;
 
 /// One gateway. Cheap to clone.
@@ -22,6 +25,9 @@ struct Shared {
     hash_key: HashKey,
     cluster: ClusterClient,
     store: Store,
+    background: Background,
+    conversations: Conversations,
+    seal: Seal,
     /// No text longer than this fits the model's context, whatever it says.
     max_prompt_bytes: usize,
 }
@@ -29,11 +35,19 @@ struct Shared {
 impl Gateway {
     pub(crate) fn new(config: Config, text: TextModel, cluster: ClusterClient) -> Self {
         let store = Store::new(config.store);
+        let background = Background::new(config.max_background, config.max_request_bytes);
+        let conversations = Conversations::new(config.max_conversations);
+        let seal = match &config.seal_secret {
+            Some(secret) => Seal::new(secret.as_bytes()),
+            None => Seal::new(&rand::random::<[u8; 32]>()),
+        };
         let hash_key = HashKey::derive(&text.fingerprint, b"");
         let table = text.tokenizer.byte_table();
         let longest = (0..table.n_tokens()).map(|id| table.bytes(id).len()).max().unwrap_or(1);
         let max_prompt_bytes = longest.saturating_mul(text.context_len as usize);
-        Self { shared: Arc::new(Shared { config, text, hash_key, cluster, store, max_prompt_bytes }) }
+        let shared =
+            Shared { config, text, hash_key, cluster, store, background, conversations, seal, max_prompt_bytes };
+        Self { shared: Arc::new(shared) }
     }
 
     pub(crate) fn config(&self) -> &Config {
@@ -58,5 +72,17 @@ impl Gateway {
 
     pub(crate) fn store(&self) -> &Store {
         &self.shared.store
+    }
+
+    pub(crate) fn background(&self) -> &Background {
+        &self.shared.background
+    }
+
+    pub(crate) fn conversations(&self) -> &Conversations {
+        &self.shared.conversations
+    }
+
+    pub(crate) fn seal(&self) -> &Seal {
+        &self.shared.seal
     }
 }

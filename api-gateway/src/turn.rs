@@ -20,8 +20,10 @@ use tonic::{Status, Streaming};
 use tracing::field::Empty;
 use tracing::{Instrument, Span};
 
+use crate::compact;
 use crate::cluster::{Counted, RouteQuery, may_retry};
 use crate::conversation::{Cut, Item, TokenLog};
+use crate::conversations::ListedItem;
 use crate::emit::{Emitter, EventSink, Phase};
 use crate::error::ApiError;
 use crate::history::Entry;
@@ -37,9 +39,6 @@ const ANNOUNCE_AFTER: Duration = Duration::from_millis(300);
 /// The pause before the second resubmission; it doubles with each.
 const RESUBMIT_PAUSE: Duration = Duration::from_millis(25);
 
-/// Inputs up to this size take less than a millisecond to tokenize.
-const LONG_INPUT_BYTES: usize = 32 << 10;
-
 /// How a turn ended, for whoever asked.
 #[derive(Debug)]
 pub(crate) struct Ended {
@@ -49,7 +48,7 @@ pub(crate) struct Ended {
 }
 
 /// Where a turn's request came from and what it may use.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) struct Origin {
     pub(crate) transport: Transport,
     /// On whose behalf: nothing stored is shared between tenants.
@@ -86,9 +85,15 @@ async fn turn(
     cancel: &CancellationToken,
 ) -> Result<Ended, ApiError> {
     let began = Instant::now();
+    let (create, summary) = compacted(gateway, create, &origin).await?;
     let (prepared, create) = prepare_off_thread(gateway, create, origin).await?;
     Span::current().record("conversation", &prepared.conversation);
     let mut emitter = Emitter::new(gateway, &create, &prepared, events);
+    if let Some(sealed) = summary {
+        emitter.begin().await?;
+        emitter.open(wire::Body::Compaction { sealed }).await?;
+        emitter.close(ItemStatus::Completed).await?;
+    }
     let mut run = Run::new(gateway, &create, &prepared, cancel);
     let mut outcome = Outcome { outcome: "cancelled", conversation: &prepared.conversation };
     let result = run.drive(&mut emitter).await;
@@ -110,6 +115,20 @@ async fn turn(
         }
         Err(error) => Err(error),
     }
+}
+
+/// The request with a summary in the place of what it continues, when it has become as long as the client allows.
+async fn compacted(
+    gateway: &Gateway,
+    mut create: Create,
+    origin: &Origin,
+) -> Result<(Create, Option<String>), ApiError> {
+    let Some(sealed) = compact::before_turn(gateway, &create, origin).await? else { return Ok((create, None)) };
+    let from = create.input.iter().rposition(|item| matches!(item.kind, wire::InputKind::Message(_))).unwrap_or(0);
+    create.input.drain(..from);
+    create.input.insert(0, wire::InputItem::compaction(sealed.clone(), String::new()));
+    create.starts_anew = true;
+    Ok((create, Some(sealed)))
 }
 
 /// Counts the turn when it is over, also when its client is gone and the future is dropped.
@@ -134,7 +153,7 @@ async fn prepare_off_thread(
     origin: Origin,
 ) -> Result<(Prepared, Create), ApiError> {
     let basis = find_basis(gateway, &create, &origin)?;
-    if basis.text_bytes() <= LONG_INPUT_BYTES && !basis.rerenders_much(gateway) {
+    if !basis.is_slow(gateway, &create) {
         return Ok((prepare(gateway, &create, &origin, basis)?, create));
     }
     let gateway = gateway.clone();
@@ -199,6 +218,10 @@ struct Run<'a> {
     detokenizer: Detokenizer,
     finder: Option<CallFinder>,
     n_reasoning: usize,
+    /// What has been generated of a summary.
+    summary: String,
+    /// Of tokens whose text has not been sent yet.
+    logprobs: Vec<wire::Logprob>,
     started: Option<v1::Started>,
     decode_worker: String,
     avoid: Vec<v1::WorkerRef>,
@@ -216,6 +239,7 @@ impl<'a> Run<'a> {
         let prompts = &gateway.text().prompts;
         // Calls that nobody offered, or wants, stay the text that they are.
         let tools = match create.tool_choice {
+            _ if prepared.compacts => Arc::default(),
             ToolChoice::None => Arc::default(),
             _ => Arc::clone(&prepared.tools.shown),
         };
@@ -234,6 +258,8 @@ impl<'a> Run<'a> {
             detokenizer,
             finder,
             n_reasoning: 0,
+            summary: String::new(),
+            logprobs: Vec::new(),
             started: None,
             decode_worker,
             avoid,
@@ -336,7 +362,7 @@ impl<'a> Run<'a> {
             source: plan.source.clone(),
             source_blocks: plan.source_blocks,
             prefill_cached_blocks: plan.prefill_cached_blocks,
-            constraint: None,
+            constraint: self.prepared.constraint.as_ref().map(|form| form.to_wire(self.generated.len())),
         }
     }
 
@@ -359,11 +385,9 @@ impl<'a> Run<'a> {
                     }
                 }
                 Some(WorkerEvent::Tokens(tokens)) => {
-                    let pieces = self.pieces(&tokens.ids);
+                    let pieces = self.pieces(&tokens);
                     self.generated.extend(tokens.ids);
-                    for piece in pieces {
-                        emitter.piece(piece, Vec::new()).await.map_err(Failure::Client)?;
-                    }
+                    self.emit(pieces, emitter).await.map_err(Failure::Client)?;
                 }
                 Some(WorkerEvent::Finished(finished)) => return Ok(Finish::from_wire(finished.reason())),
                 None => {
@@ -375,18 +399,49 @@ impl<'a> Run<'a> {
     }
 
     /// What the tokens add to the output.
-    fn pieces(&mut self, ids: &[u32]) -> Vec<Piece> {
-        let Some(finder) = &mut self.finder else {
-            let mut text = String::new();
-            ids.iter().for_each(|&id| text.push_str(self.detokenizer.push(id)));
-            return if text.is_empty() { Vec::new() } else { vec![Piece::Text(text)] };
-        };
+    fn pieces(&mut self, tokens: &v1::Tokens) -> Vec<Piece> {
         let mut pieces = Vec::new();
-        for &id in ids {
-            self.n_reasoning += usize::from(finder.is_reasoning());
-            finder.push(id, self.detokenizer.push(id), &mut pieces);
+        for (idx, &id) in tokens.ids.iter().enumerate() {
+            let text = self.detokenizer.push(id);
+            let is_text = match &mut self.finder {
+                None if text.is_empty() => true,
+                None => {
+                    pieces.push(Piece::Text(text.to_owned()));
+                    true
+                }
+                Some(finder) => {
+                    self.n_reasoning += usize::from(finder.is_reasoning());
+                    finder.push(id, text, &mut pieces);
+                    finder.is_text()
+                }
+            };
+            let tokenizer = &self.gateway.text().tokenizer;
+            if let Some(logprobs) = tokens.logprobs.get(idx)
+                && is_text
+                && !tokenizer.is_end_of_turn(id)
+            {
+                self.logprobs.push(wire::Logprob::new(tokenizer, id, logprobs));
+            }
         }
         joined(pieces)
+    }
+
+    /// Sends pieces; log-probabilities go with the first piece of text after their tokens.
+    async fn emit(&mut self, pieces: Vec<Piece>, emitter: &mut Emitter<'_>) -> Result<(), ApiError> {
+        for piece in pieces {
+            if self.prepared.compacts {
+                if let Piece::Text(text) = piece {
+                    self.summary.push_str(&text);
+                }
+                continue;
+            }
+            let logprobs = match piece {
+                Piece::Text(_) => std::mem::take(&mut self.logprobs),
+                _ => Vec::new(),
+            };
+            emitter.piece(piece, logprobs).await?;
+        }
+        Ok(())
     }
 
     /// What was held back until it was clear that nothing more comes.
@@ -462,28 +517,57 @@ impl<'a> Run<'a> {
         finish: Finish,
         began: Instant,
     ) -> Result<Ended, ApiError> {
-        for piece in self.last_pieces() {
-            emitter.piece(piece, Vec::new()).await?;
+        let pieces = self.last_pieces();
+        self.emit(pieces, &mut emitter).await?;
+        let mut finish = finish;
+        if self.prepared.compacts {
+            // A summary that became too long is one all the same.
+            finish = if finish == Finish::Length { Finish::Stop } else { finish };
+            let sealed = self.gateway.seal().close(self.summary.trim(), &self.prepared.tenant);
+            emitter.open(wire::Body::Compaction { sealed }).await?;
         }
         let reason = finish.incomplete_reason();
-        let status = if reason.is_some() { ItemStatus::Incomplete } else { ItemStatus::Completed };
-        if self.create.generate && emitter.items().is_empty() {
+        let status = match reason {
+            Some(_) => ItemStatus::Incomplete,
+            None => ItemStatus::Completed,
+        };
+        let has_answer = emitter.items().iter().any(|item| !matches!(item.body, wire::Body::Reasoning { .. }));
+        if self.create.generate && !has_answer {
             // An empty answer is a message all the same.
             emitter.open(wire::Body::Message { text: String::new(), logprobs: Vec::new() }).await?;
         }
         emitter.close(status).await?;
         let (usage, account) = (self.usage(), self.account());
         let baton = self.create.include.baton.then_some(&account);
-        let phase = Phase { status, usage: Some(usage), error: None, incomplete_reason: reason, baton };
+        // A response in the background is cancelled, one with a reader is interrupted.
+        let is_cancelled = self.create.background && finish == Finish::Interrupted;
+        let status = if is_cancelled { ItemStatus::Cancelled } else { status };
+        let incomplete_reason = reason.filter(|_| !is_cancelled);
+        let phase = Phase { status, usage: Some(usage), error: None, incomplete_reason, baton };
         let response = emitter.json(&phase);
         // Whoever has seen the end of a response can continue it.
         let stored = Arc::new(self.stored(finish, &emitter, &response));
         let text = if self.create.store { response.len() / 4 } else { 0 };
         let own = self.prepared.n_own_tokens + self.generated.len() + text;
         self.gateway.store().put(Arc::clone(&stored), own);
+        self.add_to_conversation(&stored);
         self.record(usage, &emitter, began);
         emitter.end(&phase).await?;
         Ok(Ended { response, stored: Some(stored) })
+    }
+
+    /// Adds what the turn brought and made to the conversation that the client named.
+    fn add_to_conversation(&self, stored: &Stored) {
+        let Some(id) = &self.create.conversation else { return };
+        let n_items = self.create.input.len() + stored.n_output_items;
+        let entries = stored.history.newest(n_items);
+        let items = entries.iter().map(|entry| ListedItem { id: entry.id.clone(), json: Arc::clone(&entry.json) });
+        let limit = self.gateway.config().max_request_bytes;
+        let conversation = self.gateway.conversations().get(id, &stored.tenant);
+        // It may have been deleted meanwhile, or be full; the response is there all the same.
+        if let Err(error) = conversation.and_then(|conversation| conversation.append(items.collect(), limit)) {
+            tracing::warn!(%error, conversation = id, "the response was not added to its conversation");
+        }
     }
 
     fn stored(&self, finish: Finish, emitter: &Emitter<'_>, response: &str) -> Stored {

@@ -8,10 +8,11 @@ mod request;
 mod response;
 mod tools;
 
+pub(crate) use echo::with_id;
 pub(crate) use event::{At, Event, error_frame, steer_failed, terminal_kind};
 pub(crate) use input::{InputItem, InputKind, parse_at as parse_items};
-pub(crate) use item::{Body, Logprob, OutputItem, Shown, TopLogprob};
-pub(crate) use request::{ClientEvent, Create, Include, Lane, Setting, Steer, parse_body, parse_frame};
+pub(crate) use item::{Body, Logprob, OutputItem, Shown};
+pub(crate) use request::{ClientEvent, Create, Lane, Setting, metadata, object, parse_body, parse_counted, parse_frame};
 pub(crate) use response::{BatonTurn, ResponseView, Status, Usage};
 pub(crate) use tools::{Format, ToolChoice, Tools, flat_name};
 

@@ -30,7 +30,7 @@ use crate::chat_template::ChatTemplate;
 use crate::tokenizer::Tokenizer;
 
 pub use find::{CallFinder, Piece, Thinks};
-pub use grammar::{Choice, Trigger};
+pub use grammar::{Choice, Trigger, answer};
 pub use render::Call;
 
 /// A tool as a model is told of it.

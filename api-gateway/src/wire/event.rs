@@ -16,6 +16,13 @@ pub(crate) struct Event {
 }
 
 impl Event {
+    /// The response object of an event that carries one.
+    pub(crate) fn response(&self) -> Option<&str> {
+        // It is the last field.
+        let (_, response) = self.json.split_once(",\"response\":").filter(|(head, _)| head.len() < 128)?;
+        response.strip_suffix('}')
+    }
+
     /// The event as an event of `lane`.
     pub(crate) fn on_lane(mut self, lane: &Lane) -> Self {
         if let Some(name) = lane
@@ -33,9 +40,9 @@ impl Event {
 /// The event that ends a response with this status.
 pub(crate) fn terminal_kind(status: Status) -> &'static str {
     match status {
-        Status::Incomplete => "response.incomplete",
+        Status::Cancelled | Status::Incomplete => "response.incomplete",
         Status::Failed => "response.failed",
-        Status::Cancelled | Status::Completed | Status::InProgress | Status::Queued => "response.completed",
+        Status::Completed | Status::InProgress | Status::Queued => "response.completed",
     }
 }
 
@@ -134,7 +141,7 @@ enum Part<'a> {
 
 impl Event {
     /// `response.created`, `.in_progress` and the terminal events.
-    pub(crate) fn response(kind: &'static str, sequence_number: u64, response: &ResponseView<'_>) -> Self {
+    pub(crate) fn of_response(kind: &'static str, sequence_number: u64, response: &ResponseView<'_>) -> Self {
         event(kind, &OfResponse { kind, sequence_number, response })
     }
 

@@ -29,8 +29,8 @@ pub(crate) enum InputKind {
     Message(Message),
     Call { call_id: String, call: Call },
     Result { call_id: String, text: String },
-    /// A summary of what came before, sealed by us.
-    Compaction { sealed: String },
+    /// A summary of what came before, sealed by us. `summary` is empty until it was opened.
+    Compaction { sealed: String, summary: String },
     /// Asks for such a summary.
     CompactionTrigger,
     /// Raw JSON text of further tools.
@@ -94,6 +94,12 @@ pub(crate) fn parse_at(raw: Option<&RawValue>, param: &str) -> Result<Vec<InputI
 }
 
 impl InputItem {
+    /// A summary, sealed and open.
+    pub(crate) fn compaction(sealed: String, summary: String) -> Self {
+        let json = serde_json::json!({"type": "compaction", "encrypted_content": sealed});
+        Self { id: None, json: json.to_string().into(), kind: InputKind::Compaction { sealed, summary } }
+    }
+
     /// Parses one item that stands at `param` of a request.
     ///
     /// # Errors
@@ -119,7 +125,7 @@ impl InputItem {
             InputKind::Message(message) => message.content.text().len(),
             InputKind::Call { call, .. } => call.name.len() + call.input.len(),
             InputKind::Result { text, .. } => text.len(),
-            InputKind::Compaction { sealed } => sealed.len(),
+            InputKind::Compaction { sealed, .. } => sealed.len(),
             InputKind::Tools(raw) => raw.len(),
             InputKind::CompactionTrigger | InputKind::Reference(_) | InputKind::Silent => 0,
         }
@@ -158,7 +164,8 @@ fn kind(item: &WireItem<'_>, param: &str) -> Result<InputKind, ApiError> {
             InputKind::Result { call_id: named(item.call_id.as_ref(), of("call_id"))?, text: output(raw, &of("output"))? }
         }
         Some("compaction" | "compaction_summary") => {
-            InputKind::Compaction { sealed: named(item.encrypted_content.as_ref(), of("encrypted_content"))? }
+            let sealed = named(item.encrypted_content.as_ref(), of("encrypted_content"))?;
+            InputKind::Compaction { sealed, summary: String::new() }
         }
         Some("compaction_trigger") => InputKind::CompactionTrigger,
         Some("additional_tools") => InputKind::Tools(item.tools.map_or("[]", RawValue::get).to_owned()),

@@ -1,5 +1,7 @@
 //! Items that responses consist of, as clients see them.
 
+use model::tokenizer::Tokenizer;
+use proto::v1;
 use serde::ser::SerializeMap;
 use serde::{Serialize, Serializer};
 
@@ -47,6 +49,27 @@ pub(crate) struct TopLogprob {
     pub(crate) token: String,
     pub(crate) logprob: f32,
     pub(crate) bytes: Vec<u8>,
+}
+
+impl Logprob {
+    /// Of the output token `id`.
+    pub(crate) fn new(tokenizer: &Tokenizer, id: u32, wire: &v1::Logprobs) -> Self {
+        let (token, bytes) = shown(tokenizer, id);
+        let top = wire.top_ids.iter().zip(&wire.top_logprobs);
+        let top_logprobs = top
+            .map(|(&id, &logprob)| {
+                let (token, bytes) = shown(tokenizer, id);
+                TopLogprob { token, logprob, bytes }
+            })
+            .collect();
+        Self { token, logprob: wire.logprob, bytes, top_logprobs }
+    }
+}
+
+/// A token's text, as far as it is any, and its bytes.
+fn shown(tokenizer: &Tokenizer, id: u32) -> (String, Vec<u8>) {
+    let bytes = tokenizer.token_bytes(id);
+    (String::from_utf8_lossy(bytes).into_owned(), bytes.to_vec())
 }
 
 impl Body {

@@ -4,6 +4,7 @@
 //! value would change the answer. Each field is first taken as raw text, so that an error can name it and text that
 //! equals the previous turn's is neither parsed nor rendered again.
 
+use std::collections::BTreeMap;
 use std::num::NonZeroU32;
 
 use serde::{Deserialize, Deserializer};
@@ -35,6 +36,8 @@ pub(crate) struct Create {
     pub(crate) previous_response_id: Option<String>,
     /// The id of a conversation that the response is added to.
     pub(crate) conversation: Option<String>,
+    /// Nothing of the parent is taken over: a summary stands for it.
+    pub(crate) starts_anew: bool,
     /// False: only prefill.
     pub(crate) generate: bool,
     pub(crate) background: bool,
@@ -270,8 +273,15 @@ pub(crate) fn parse_body(body: &[u8]) -> Result<Create, ApiError> {
     parse(text, Transport::Http)
 }
 
+/// Parses the body of `POST /v1/responses/input_tokens`: a request that may be without input.
+pub(crate) fn parse_counted(body: &[u8]) -> Result<Create, ApiError> {
+    let text = std::str::from_utf8(body)
+        .map_err(|error| ApiError::invalid("invalid_json", format!("the body is not UTF-8: {error}")))?;
+    parse_fields(text, Transport::Http)
+}
+
 /// Serde alone would also take a list, its elements being the fields in their order.
-fn object<'a, T: Deserialize<'a>>(text: &'a str) -> Result<T, ApiError> {
+pub(crate) fn object<'a, T: Deserialize<'a>>(text: &'a str) -> Result<T, ApiError> {
     let not_object = |why: String| {
         ApiError::invalid("invalid_json", format!("this is not the JSON object that was expected: {why}"))
     };
@@ -282,9 +292,22 @@ fn object<'a, T: Deserialize<'a>>(text: &'a str) -> Result<T, ApiError> {
 }
 
 fn parse(text: &str, transport: Transport) -> Result<Create, ApiError> {
+    let create = parse_fields(text, transport)?;
+    let continues = create.previous_response_id.is_some() || create.conversation.is_some();
+    if create.input.is_empty() && !continues && create.generate {
+        return Err(ApiError::invalid("missing_required_parameter", "input is required").at("input"));
+    }
+    if create.background && !create.store {
+        let message = "a background response must be stored, so that it can be asked for: leave out store:false";
+        return Err(ApiError::bad_value("background", message));
+    }
+    Ok(create)
+}
+
+fn parse_fields(text: &str, transport: Transport) -> Result<Create, ApiError> {
     let fields: Fields<'_> = object(text)?;
     check(&fields, transport)?;
-    let create = Create {
+    Ok(Create {
         model: field(fields.model, "model")?,
         input: input::parse(fields.input)?,
         instructions: setting(fields.instructions, "instructions")?,
@@ -293,6 +316,7 @@ fn parse(text: &str, transport: Transport) -> Result<Create, ApiError> {
         text: TextSettings::parse(fields.text)?,
         previous_response_id: field(fields.previous_response_id, "previous_response_id")?,
         conversation: conversation(fields.conversation)?,
+        starts_anew: false,
         generate: generate(&fields)?,
         background: field(fields.background, "background")?.unwrap_or(false),
         max_output_tokens: within(fields.max_output_tokens, "max_output_tokens", 1, u32::MAX)?,
@@ -306,23 +330,14 @@ fn parse(text: &str, transport: Transport) -> Result<Create, ApiError> {
         top_logprobs: within(fields.top_logprobs, "top_logprobs", 0, MAX_TOP_LOGPROBS)?,
         store: field(fields.store, "store")?.unwrap_or(true),
         stream: field(fields.stream, "stream")?.unwrap_or(false),
-        metadata: metadata(fields.metadata)?,
+        metadata: metadata(fields.metadata)?.and(owned(fields.metadata)),
         tool_choice_echo: owned(fields.tool_choice),
         reasoning: echo::reasoning(fields.reasoning)?,
         parallel_tool_calls: field(fields.parallel_tool_calls, "parallel_tool_calls")?.unwrap_or(true),
         prompt_cache_key: field(fields.prompt_cache_key, "prompt_cache_key")?,
         safety_identifier: field(fields.safety_identifier, "safety_identifier")?,
         include: include(fields.include)?,
-    };
-    let continues = create.previous_response_id.is_some() || create.conversation.is_some();
-    if create.input.is_empty() && !continues && create.generate {
-        return Err(ApiError::invalid("missing_required_parameter", "input is required").at("input"));
-    }
-    if create.background && !create.store {
-        let message = "a background response must be stored, so that it can be asked for: leave out store:false";
-        return Err(ApiError::bad_value("background", message));
-    }
-    Ok(create)
+    })
 }
 
 fn check(fields: &Fields<'_>, transport: Transport) -> Result<(), ApiError> {
@@ -407,16 +422,17 @@ fn include(raw: Option<&RawValue>) -> Result<Include, ApiError> {
     })
 }
 
-fn metadata(raw: Option<&RawValue>) -> Result<Option<Box<RawValue>>, ApiError> {
+/// Checks `metadata`.
+pub(crate) fn metadata(raw: Option<&RawValue>) -> Result<Option<BTreeMap<String, String>>, ApiError> {
     const MAX_PAIRS: usize = 16;
-    let pairs: Option<std::collections::BTreeMap<String, String>> = field(raw, "metadata")?;
+    let pairs: Option<BTreeMap<String, String>> = field(raw, "metadata")?;
     let Some(pairs) = pairs else { return Ok(None) };
     let fits = |(key, value): (&String, &String)| key.chars().count() <= 64 && value.chars().count() <= 512;
     if pairs.len() > MAX_PAIRS || !pairs.iter().all(fits) {
         let message = "metadata holds at most 16 pairs, keys of 64 and values of 512 characters";
         return Err(ApiError::bad_value("metadata", message));
     }
-    Ok(owned(raw))
+    Ok(Some(pairs))
 }
 
 pub(super) fn owned(raw: Option<&RawValue>) -> Option<Box<RawValue>> {
@@ -431,7 +447,7 @@ fn setting(raw: Option<&RawValue>, name: &str) -> Result<Setting<String>, ApiErr
 }
 
 /// Parses one field; null is the same as absent.
-pub(super) fn field<'a, T: Deserialize<'a>>(
+pub(crate) fn field<'a, T: Deserialize<'a>>(
     raw: Option<&'a RawValue>,
     name: &str,
 ) -> Result<Option<T>, ApiError> {

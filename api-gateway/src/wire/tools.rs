@@ -1,13 +1,14 @@
 //! `tools`, `tool_choice` and `text.format`: what the client offers the model, and the form it wants answers in.
 
 use std::collections::HashSet;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use model::calls::{Input, TextGrammar, Tool};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
-use super::request::{field, owned};
+use super::request::field;
+use crate::constraint::Constraint;
 use crate::error::ApiError;
 
 /// More tools than any harness offers.
@@ -34,6 +35,8 @@ pub(crate) struct Tools {
     pub(crate) shown: Arc<[Tool]>,
     /// As responses repeat them.
     pub(crate) echo: Box<RawValue>,
+    /// What calls of them look like, once it is known.
+    pub(crate) lazy: OnceLock<Constraint>,
 }
 
 #[derive(Deserialize)]
@@ -80,7 +83,7 @@ impl Tools {
     /// No tools.
     pub(crate) fn none() -> Arc<Self> {
         let echo = RawValue::from_string("[]".to_owned()).expect("an empty list is JSON");
-        Arc::new(Self { raw: "[]".into(), offered: Vec::new(), shown: Arc::default(), echo })
+        Arc::new(Self { raw: "[]".into(), offered: Vec::new(), shown: Arc::default(), echo, lazy: OnceLock::new() })
     }
 
     /// Parses the raw JSON text of `tools`. Hosted tools and kinds nobody knows are left out.
@@ -96,7 +99,8 @@ impl Tools {
         }
         let echo = format!("[{}]", parser.echo.join(","));
         let echo = RawValue::from_string(echo).map_err(|error| ApiError::internal(error.to_string()))?;
-        Ok(Arc::new(Self { raw: raw.into(), offered: parser.offered, shown: parser.shown.into(), echo }))
+        let Parser { offered, shown, .. } = parser;
+        Ok(Arc::new(Self { raw: raw.into(), offered, shown: shown.into(), echo, lazy: OnceLock::new() }))
     }
 
     /// The place of the tool that the model calls `name`; the bare name of a namespaced one will do.
@@ -331,6 +335,12 @@ struct WireTextFormat<'a> {
     strict: Option<bool>,
 }
 
+impl Default for TextSettings {
+    fn default() -> Self {
+        Self::parse(None).expect("the usual form of answers is one")
+    }
+}
+
 impl TextSettings {
     pub(crate) fn parse(raw: Option<&RawValue>) -> Result<Self, ApiError> {
         let text: Option<WireText<'_>> = field(raw, "text")?;
@@ -360,9 +370,4 @@ impl TextSettings {
         let echo = RawValue::from_string(echo).map_err(|error| ApiError::internal(error.to_string()))?;
         Ok(Self { format: parsed, echo })
     }
-}
-
-/// `tool_choice` as responses repeat it.
-pub(crate) fn choice_echo(raw: Option<&RawValue>) -> Option<Box<RawValue>> {
-    owned(raw)
 }

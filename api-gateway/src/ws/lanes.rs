@@ -260,7 +260,7 @@ impl<'a> Lanes<'a> {
         }
     }
 
-    async fn refuse(&self, error: &ApiError, lane: &Lane) -> Result<(), End> {
+    async fn refuse(&mut self, error: &ApiError, lane: &Lane) -> Result<(), End> {
         self.events.send(refused(error, lane)).await.map_err(|_| End::Client)
     }
 }

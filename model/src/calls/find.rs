@@ -126,6 +126,11 @@ impl CallFinder {
         self.state == State::Reasoning
     }
 
+    /// Whether the output is text, as far as is known.
+    pub fn is_text(&self) -> bool {
+        matches!(self.state, State::Text | State::Bare { .. })
+    }
+
     fn accepts_open(&self) -> bool {
         matches!(self.state, State::Text | State::Bare { .. } | State::Tail)
     }

@@ -30,8 +30,9 @@ impl CallFormat {
         }
     }
 
-    /// The grammar of calls of `tools`, of which there is at least one.
-    pub fn grammar(&self, tools: &[Tool], choice: Choice) -> String {
+    /// The grammar of calls of `tools`, of which there is at least one. With an `answer`, the JSON text of a schema, such
+    /// JSON may stand instead of calls.
+    pub fn grammar(&self, tools: &[&Tool], choice: Choice, answer: Option<&str>) -> String {
         let mut rules = String::new();
         let open = self.open.lark();
         let one = match self.style {
@@ -58,7 +59,10 @@ impl CallFormat {
             }
             Choice::Calls(_) => call.to_owned(),
         };
-        let mut grammar = format!("start: {start}\n{rules}");
+        let mut grammar = match answer {
+            Some(schema) => format!("start: answer | calls\nanswer: %json {}\ncalls: {start}\n{rules}", spaced(schema)),
+            None => format!("start: {start}\n{rules}"),
+        };
         let lazy_llama = self.style == Style::Llama && choice == Choice::Lazy;
         let body: Vec<String> = (0..tools.len()).map(|idx| format!("t{idx}")).collect();
         grammar.push_str(&format!("{}: {}\n", if lazy_llama { "tail" } else { "body" }, body.join(" | ")));
@@ -92,7 +96,7 @@ impl CallFormat {
             (input, _) => {
                 let literal = lark_string(&format!("{head}, \"{key}\": "));
                 let schema = match input {
-                    Input::Json { schema, .. } => object_schema(schema),
+                    Input::Json { schema, .. } => spaced(&object_schema(schema)),
                     Input::Text(_) => r#"{"type":"string"}"#.to_owned(),
                 };
                 format!("t{idx}: {literal} a{idx} \"}}\"{end}\na{idx}: %json {schema}\n")
@@ -114,6 +118,25 @@ impl Marker {
     /// The marker as a Lark expression.
     fn lark(&self) -> String {
         self.id.map_or_else(|| lark_string(self.text), |id| format!("<[{id}]>"))
+    }
+}
+
+/// The grammar of an answer that is JSON of `schema`, JSON text.
+pub fn answer(schema: &str) -> String {
+    format!("start: %json {}\n", spaced(schema))
+}
+
+/// A schema whose JSON is spaced as Python's `json.dumps` does it, which models know well. Free white space could go on
+/// for ever, and forces no tokens.
+fn spaced(schema: &str) -> String {
+    const OPTIONS: &str =
+        r#""x-guidance":{"whitespace_flexible":false,"item_separator":", ","key_separator":": "}"#;
+    let rest = schema.trim_start().strip_prefix('{').map(str::trim_start);
+    match rest {
+        Some(_) if schema.contains("\"x-guidance\"") => schema.to_owned(),
+        Some(rest) if rest.starts_with('}') => format!("{{{OPTIONS}{rest}"),
+        Some(rest) => format!("{{{OPTIONS},{rest}"),
+        None => schema.to_owned(),
     }
 }
 

@@ -1,0 +1,180 @@
+//! `/v1/conversations`: conversations that clients name.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use axum::extract::{Path, Query, State};
+use axum::http::HeaderMap;
+use axum::response::{IntoResponse, Response};
+use bytes::Bytes;
+use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
+
+use super::listing::Page;
+use super::responses::json;
+use super::{App, body};
+use crate::conversations::{Conversation, ListedItem};
+use crate::emit::new_id;
+use crate::error::ApiError;
+use crate::history::Entry;
+use crate::wire::{metadata, object, parse_items, with_id};
+
+/// Items that one request may bring.
+const MAX_ITEMS: usize = 20;
+
+#[derive(Deserialize)]
+struct Wire<'a> {
+    #[serde(borrow, default)]
+    items: Option<&'a RawValue>,
+    #[serde(borrow, default)]
+    metadata: Option<&'a RawValue>,
+}
+
+#[derive(Serialize)]
+struct View<'a> {
+    id: &'a str,
+    object: &'static str,
+    created_at: u64,
+    metadata: BTreeMap<String, String>,
+}
+
+#[derive(Serialize)]
+struct Deleted<'a> {
+    id: &'a str,
+    object: &'static str,
+    deleted: bool,
+}
+
+fn view(conversation: &Conversation) -> Response {
+    axum::Json(View {
+        id: &conversation.id,
+        object: "conversation",
+        created_at: conversation.created_at,
+        metadata: conversation.metadata(),
+    })
+    .into_response()
+}
+
+fn parsed(raw: Option<&RawValue>) -> Result<Vec<ListedItem>, ApiError> {
+    let items = parse_items(raw, "items")?;
+    if items.len() > MAX_ITEMS {
+        let message = format!("at most {MAX_ITEMS} items can be added at once, not {}", items.len());
+        return Err(ApiError::bad_value("items", message));
+    }
+    let listed = |entry: Entry| ListedItem { id: entry.id, json: entry.json };
+    Ok(items.iter().map(|item| listed(Entry::of_input(item, new_id))).collect())
+}
+
+fn text(bytes: &[u8]) -> Result<&str, ApiError> {
+    match std::str::from_utf8(bytes) {
+        Ok("") => Ok("{}"),
+        Ok(text) => Ok(text),
+        Err(error) => Err(ApiError::invalid("invalid_json", format!("the body is not UTF-8: {error}"))),
+    }
+}
+
+pub(super) async fn create(State(app): State<App>, headers: HeaderMap, bytes: Bytes) -> Result<Response, ApiError> {
+    let tenant = app.gateway.config().api_keys.tenant(&headers)?;
+    let bytes = body::decoded(&app, &headers, bytes)?;
+    let wire: Wire<'_> = object(text(&bytes)?)?;
+    let (items, metadata) = (parsed(wire.items)?, metadata(wire.metadata)?);
+    let conversation = app.gateway.conversations().create(&tenant)?;
+    conversation.append(items, app.gateway.config().max_request_bytes)?;
+    conversation.set_metadata(metadata.unwrap_or_default());
+    Ok(view(&conversation))
+}
+
+pub(super) async fn get(
+    State(app): State<App>,
+    headers: HeaderMap,
+    Path(id): Path<String>,
+) -> Result<Response, ApiError> {
+    Ok(view(&*app.conversation(&headers, &id)?))
+}
+
+pub(super) async fn update(
+    State(app): State<App>,
+    headers: HeaderMap,
+    Path(id): Path<String>,
+    bytes: Bytes,
+) -> Result<Response, ApiError> {
+    let conversation = app.conversation(&headers, &id)?;
+    let bytes = body::decoded(&app, &headers, bytes)?;
+    let wire: Wire<'_> = object(text(&bytes)?)?;
+    if let Some(metadata) = metadata(wire.metadata)? {
+        conversation.set_metadata(metadata);
+    }
+    Ok(view(&conversation))
+}
+
+pub(super) async fn delete(
+    State(app): State<App>,
+    headers: HeaderMap,
+    Path(id): Path<String>,
+) -> Result<Response, ApiError> {
+    app.conversation(&headers, &id)?;
+    app.gateway.conversations().delete(&id);
+    Ok(axum::Json(Deleted { id: &id, object: "conversation.deleted", deleted: true }).into_response())
+}
+
+pub(super) async fn items(
+    State(app): State<App>,
+    headers: HeaderMap,
+    Path(id): Path<String>,
+    Query(page): Query<Page>,
+) -> Result<Response, ApiError> {
+    let items = app.conversation(&headers, &id)?.items();
+    Ok(json(page.of(items.into_iter().map(|item| (item.id, item.json)).collect())?))
+}
+
+pub(super) async fn add_items(
+    State(app): State<App>,
+    headers: HeaderMap,
+    Path(id): Path<String>,
+    bytes: Bytes,
+) -> Result<Response, ApiError> {
+    let conversation = app.conversation(&headers, &id)?;
+    let bytes = body::decoded(&app, &headers, bytes)?;
+    let wire: Wire<'_> = object(text(&bytes)?)?;
+    let items = parsed(wire.items)?;
+    if items.is_empty() {
+        return Err(ApiError::invalid("missing_required_parameter", "items is required").at("items"));
+    }
+    let added = items.iter().map(|item| (item.id.clone(), Arc::clone(&item.json))).collect();
+    conversation.append(items, app.gateway.config().max_request_bytes)?;
+    Ok(json(Page::all().of(added)?))
+}
+
+pub(super) async fn item(
+    State(app): State<App>,
+    headers: HeaderMap,
+    Path((id, item_id)): Path<(String, String)>,
+) -> Result<Response, ApiError> {
+    let items = app.conversation(&headers, &id)?.items();
+    let item = items.iter().find(|item| item.id == item_id).ok_or_else(|| no_item(&item_id))?;
+    Ok(json(with_id(&item.id, &item.json).get().to_owned()))
+}
+
+pub(super) async fn delete_item(
+    State(app): State<App>,
+    headers: HeaderMap,
+    Path((id, item_id)): Path<(String, String)>,
+) -> Result<Response, ApiError> {
+    let conversation = app.conversation(&headers, &id)?;
+    if !conversation.remove(&item_id) {
+        return Err(no_item(&item_id));
+    }
+    Ok(view(&conversation))
+}
+
+fn no_item(id: &str) -> ApiError {
+    let id: String = id.chars().take(80).collect();
+    ApiError::not_found("item_not_found", format!("the conversation has no item with the id `{id}`"))
+}
+
+impl App {
+    fn conversation(&self, headers: &HeaderMap, id: &str) -> Result<Arc<Conversation>, ApiError> {
+        let tenant = self.gateway.config().api_keys.tenant(headers)?;
+        self.gateway.conversations().get(id, &tenant)
+    }
+}
