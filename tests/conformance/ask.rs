@@ -25,8 +25,15 @@ pub(crate) fn frame(input: impl Into<Value>) -> Value {
 /// A turn on the socket; it may be refused.
 pub(crate) async fn on_socket(socket: &mut Socket, frame: &Value) -> anyhow::Result<Turn> {
     let turn = socket.turn(frame).await?;
-    validate::answer(frame, &turn.events).with_context(|| format!("{turn:?}"))?;
+    validate::answer(frame, &turn.events).with_context(|| told(&turn))?;
     Ok(turn)
+}
+
+/// What to show of an answer that is not as it should be.
+fn told(turn: &Turn) -> String {
+    let mut kinds = turn.kinds();
+    kinds.dedup();
+    format!("{kinds:?} ending in {}", turn.last())
 }
 
 /// A stream over HTTP.
@@ -36,7 +43,7 @@ pub(crate) async fn streamed(address: SocketAddr, body: &Value) -> anyhow::Resul
     let reply = http::post(address, &body).await?;
     ensure!(reply.status == 200 && reply.head.contains("content-type: text/event-stream"), "{reply:?}");
     let turn = reply.events();
-    validate::answer(&body, &turn.events).with_context(|| format!("{turn:?}"))?;
+    validate::answer(&body, &turn.events).with_context(|| told(&turn))?;
     Ok(turn)
 }
 

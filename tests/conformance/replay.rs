@@ -240,3 +240,6 @@ fn forced(frame: &Value, answer: &Answer) -> Option<Value> {
     };
     named.or_else(first)
 }
+
+#[cfg(test)]
+mod tests;

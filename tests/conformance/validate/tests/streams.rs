@@ -165,7 +165,7 @@ fn parts_open_and_close() {
 fn deltas_add_up() {
     violates(Rule::Deltas, text(), |events| remove(events, "response.output_text.delta"));
     violates(Rule::Deltas, text(), |events| {
-        first(events, "response.output_text.done")["text"] = "Hello".into()
+        first(events, "response.output_text.done")["text"] = "Hello".into();
     });
     violates(Rule::Deltas, text(), |events| {
         first(events, "response.content_part.done")["part"]["text"] = "Hello".into();
