@@ -156,7 +156,7 @@ SILENT = {"type": "error", "error": {"type": "server_error", "code": "server_err
 
 # Reconnects are one socket for the warm-up and up to seven for the turn; then the same turn goes over HTTP.
 ROWS = {
-    "upgrade-426": Row(Refuses(426), upgrades=(1, 2), posts=1, check=at_once),
+    "upgrade-426": Row(Refuses(426), posts=1, check=at_once),
     "upgrade-404": Row(Refuses(404), upgrades=(6, 8), posts=1),
     "error-400": Row(Says(error_frame(400, "invalid_request")), code=1, check=at_once),
     "error-context-length": Row(Says(error_frame(400, "context_length_exceeded")), code=1, check=at_once),
