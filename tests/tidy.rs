@@ -234,3 +234,23 @@ fn the_map_names_every_crate() {
     let missing = LAYERS.iter().filter(|(name, _)| !has_word(&map, name));
     check("ARCHITECTURE.md names every crate", missing.map(|(name, _)| (*name).to_owned()));
 }
+
+#[test]
+fn the_symptoms_name_tests_that_exist() {
+    let path = root().join("docs/protocol-symptoms.md");
+    let table = std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+    let named = table.split('`').skip(1).step_by(2);
+    let exists = |module: &str, test: &str| {
+        let file = root().join("tests/e2e").join(module).with_extension("rs");
+        std::fs::read_to_string(file).is_ok_and(|text| has_word(&text, test))
+    };
+    let rules = std::fs::read_to_string(root().join("tests/conformance/validate.rs")).unwrap_or_default();
+    let missing = named.filter_map(|name| {
+        let (module, test) = name.split_once("::").filter(|(_, test)| *test != "test" && *test != "…")?;
+        let found = if module == "Rule" { has_word(&rules, test) } else { exists(module, test) };
+        (!found).then(|| name.to_owned())
+    });
+    let rows = table.lines().filter(|line| line.starts_with("| ") && !line.starts_with("| no.")).count();
+    assert_eq!(rows, 32, "each symptom has its row");
+    check("docs/protocol-symptoms.md names tests that exist", missing);
+}

@@ -32,7 +32,7 @@ use crate::error::ApiError;
 use crate::metrics as names;
 use crate::state::Gateway;
 use crate::turn::{Origin, run_turn};
-use crate::wire::{Create, Event, Transport, parse_body, parse_counted};
+use crate::wire::{Create, Event, parse_body, parse_counted};
 use crate::ws;
 
 /// Events an SSE reader may leave unread.
@@ -192,7 +192,7 @@ impl App {
     /// When it has no right to come.
     fn origin(&self, headers: &HeaderMap) -> Result<Origin, ApiError> {
         let tenant = self.gateway.config().api_keys.tenant(headers)?;
-        Ok(Origin { transport: Transport::Http, tenant, response_id: new_id("resp"), latest: None })
+        Ok(Origin { tenant, response_id: new_id("resp"), latest: None })
     }
 }
 

@@ -18,7 +18,7 @@ use crate::metrics as names;
 use crate::state::Gateway;
 use crate::store::Stored;
 use crate::turn::Origin;
-use crate::wire::{Create, InputItem, InputKind, Setting, Tools, Transport};
+use crate::wire::{Create, InputItem, InputKind, Setting, ToolSource, Tools};
 
 /// A turn ready to run.
 #[derive(Debug)]
@@ -68,9 +68,9 @@ pub(crate) fn find_basis(gateway: &Gateway, create: &Create, origin: &Origin) ->
     check_size(gateway, create)?;
     let parent = if create.starts_anew { None } else { find_parent(gateway, create, origin)? };
     let instructions =
-        inherit(&create.instructions, parent.as_deref().and_then(|p| p.instructions.as_ref()), origin);
+        given(&create.instructions, parent.as_deref().and_then(|p| p.instructions.as_ref()));
     let new = resolved(gateway, create, origin)?;
-    let tools = offered(create, parent.as_deref(), origin, &new)?;
+    let tools = offered(create, parent.as_deref(), &new)?;
     let entries: Vec<Entry> = new.iter().map(|item| Entry::of_input(item, new_id)).collect();
     let mut basis = Basis { parent, instructions, tools, new, entries };
     if basis.parent.is_none() {
@@ -197,31 +197,27 @@ pub(crate) fn count_tokens(gateway: &Gateway, create: &Create, origin: &Origin) 
     Ok(build(gateway, &basis, Reply::Expected)?.log.len())
 }
 
-/// The tools of the turn: those of the request or (on a socket) the parent's, and what items of the input add.
+/// The tools of the turn: those of the request, and what items of the input add.
 fn offered(
     create: &Create,
     parent: Option<&Stored>,
-    origin: &Origin,
     new: &[InputItem],
 ) -> Result<Arc<Tools>, ApiError> {
     let added: Vec<&str> = new
         .iter()
         .filter_map(|item| if let InputKind::Tools(raw) = &item.kind { Some(raw.as_str()) } else { None })
         .collect();
-    let inherited = parent.map(|parent| &parent.tools);
+    let before = parent.map(|parent| &parent.tools);
     let given = match &create.tools {
-        Setting::Given(raw) => Some(raw.as_str()),
-        Setting::Absent if origin.transport == Transport::WebSocket && added.is_empty() => {
-            return Ok(inherited.map_or_else(Tools::none, Arc::clone));
-        }
-        Setting::Absent if origin.transport == Transport::WebSocket => inherited.map(|tools| &*tools.raw),
-        Setting::Absent | Setting::Null => None,
+        Setting::Given(raw) => raw.as_str(),
+        // Clients whose tools are items of the input send them once, with the first of them.
+        Setting::Absent | Setting::Null => before.and_then(|tools| tools.added.as_deref()).unwrap_or("[]"),
     };
-    let raw = merged(given.unwrap_or("[]"), &added);
-    match inherited {
+    let raw = merged(given, &added);
+    match before {
         Some(same) if *same.raw == *raw => Ok(Arc::clone(same)),
         _ if raw == "[]" => Ok(Tools::none()),
-        _ => Tools::parse(&raw),
+        _ => Tools::parse(&raw, if added.is_empty() { ToolSource::Request } else { ToolSource::Items }),
     }
 }
 
@@ -341,16 +337,14 @@ fn find_parent(gateway: &Gateway, create: &Create, origin: &Origin) -> Result<Op
     }
 }
 
-/// A setting's value for this turn: given, removed, or (on a socket) the parent's. Equal text is kept once.
-fn inherit(setting: &Setting<String>, parent: Option<&Arc<str>>, origin: &Origin) -> Option<Arc<str>> {
+/// The instructions of this turn: those that are given, not the parent's. Equal text is kept once.
+fn given(setting: &Setting<String>, parent: Option<&Arc<str>>) -> Option<Arc<str>> {
     match setting {
         Setting::Given(text) => match parent {
             Some(same) if **same == **text => Some(Arc::clone(same)),
             _ => Some(text.as_str().into()),
         },
-        Setting::Null => None,
-        Setting::Absent if origin.transport == Transport::WebSocket => parent.cloned(),
-        Setting::Absent => None,
+        Setting::Null | Setting::Absent => None,
     }
 }
 

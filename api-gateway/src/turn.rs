@@ -31,7 +31,7 @@ use crate::metrics as names;
 use crate::prepare::{Prepared, find_basis, prepare};
 use crate::state::Gateway;
 use crate::store::Stored;
-use crate::wire::{self, Create, Status as ItemStatus, ToolChoice, Transport, Usage};
+use crate::wire::{self, Create, Status as ItemStatus, ToolChoice, Usage};
 
 /// A turn that started is announced after this long, even if no worker has taken it yet.
 const ANNOUNCE_AFTER: Duration = Duration::from_millis(300);
@@ -50,7 +50,6 @@ pub(crate) struct Ended {
 /// Where a turn's request came from and what it may use.
 #[derive(Debug, Clone)]
 pub(crate) struct Origin {
-    pub(crate) transport: Transport,
     /// On whose behalf: nothing stored is shared between tenants.
     pub(crate) tenant: Arc<str>,
     /// The id the response will have.

@@ -14,7 +14,7 @@ pub(crate) use input::{InputItem, InputKind, parse_at as parse_items};
 pub(crate) use item::{Body, Logprob, OutputItem, Shown};
 pub(crate) use request::{ClientEvent, Create, Lane, Setting, metadata, object, parse_body, parse_counted, parse_frame};
 pub(crate) use response::{BatonTurn, ResponseView, Status, Usage};
-pub(crate) use tools::{Format, ToolChoice, Tools, flat_name};
+pub(crate) use tools::{Format, Source as ToolSource, ToolChoice, Tools, flat_name};
 
 /// Where the client's bytes came from; a few rules differ.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

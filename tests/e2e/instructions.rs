@@ -1,4 +1,4 @@
-//! Instructions of a conversation: inherited on a socket, free when they stay the same.
+//! Instructions of a turn: not taken over from the turn before, free when they stay the same.
 
 use anyhow::ensure;
 use serde_json::{Value, json};
@@ -18,34 +18,28 @@ async fn ask(chat: &mut Chat, fields: Value) -> anyhow::Result<Turn> {
 }
 
 #[tokio::test]
-async fn a_socket_inherits_them_and_equal_ones_cost_nothing() -> anyhow::Result<()> {
+async fn they_hold_for_one_turn_and_equal_ones_cost_nothing() -> anyhow::Result<()> {
     let cluster = Cluster::start(Spec::aggregated(1)).await?;
     let mut chat = Chat::open(cluster.address()).await?;
     let first = ask(&mut chat, json!({"instructions": PIRATE})).await?;
     assert_eq!(first.response()["instructions"], PIRATE);
     let whole = first.account("tokenized_tokens");
 
-    let absent = ask(&mut chat, json!({})).await?;
-    assert_eq!(absent.response()["instructions"], PIRATE, "inherited");
-    let delta = absent.account("tokenized_tokens");
-    ensure!(delta < 24 && delta < whole, "{delta} tokens tokenized for a short question");
-
     let equal = ask(&mut chat, json!({"instructions": PIRATE})).await?;
-    assert_eq!(equal.account("tokenized_tokens"), delta, "equal text is not rendered again");
-    ensure!(equal.account("computed_tokens") <= delta + 32, "nor computed again");
+    let delta = equal.account("tokenized_tokens");
+    ensure!(delta < 24 && delta < whole, "{delta} tokens tokenized for a short question");
+    ensure!(equal.account("computed_tokens") <= delta + 32, "equal text is not computed again");
 
     let other = ask(&mut chat, json!({"instructions": "You are a gardener."})).await?;
     assert_eq!(other.response()["instructions"], "You are a gardener.");
     assert_eq!(other.account("tokenized_tokens"), other.usage("/input_tokens"), "all is rendered again");
 
-    let kept = ask(&mut chat, json!({})).await?;
-    assert_eq!(kept.account("tokenized_tokens"), delta, "from then on the log grows again");
-
-    let removed = ask(&mut chat, json!({"instructions": null})).await?;
-    assert!(removed.response()["instructions"].is_null());
-    assert_eq!(removed.account("tokenized_tokens"), removed.usage("/input_tokens"));
-    let still = ask(&mut chat, json!({})).await?;
+    let absent = ask(&mut chat, json!({})).await?;
+    assert!(absent.response()["instructions"].is_null(), "they are not taken over");
+    assert_eq!(absent.account("tokenized_tokens"), absent.usage("/input_tokens"));
+    let still = ask(&mut chat, json!({"instructions": null})).await?;
     assert!(still.response()["instructions"].is_null());
+    assert_eq!(still.account("tokenized_tokens"), delta, "from then on the log grows again");
     Ok(())
 }
 

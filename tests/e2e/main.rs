@@ -1,10 +1,13 @@
 //! A whole cluster inside the test's process: the roles' own `run` functions, real sockets, the real model.
 //!
 //! A module per topic. [`cluster`] starts and kills roles, [`client`] and [`http`] speak with the gateway as users do,
-//! [`plain`] is the model without a cluster, to compare with. The model file is named by `BATON_TEST_MODEL` or fetched.
+//! [`plain`] is the model without a cluster, to compare with, [`conformance`] judges what the gateway says by the protocol.
+//! The model file is named by `BATON_TEST_MODEL` or fetched.
 
 mod client;
 mod cluster;
+#[path = "../conformance/conformance.rs"]
+mod conformance;
 mod http;
 mod log;
 mod plain;
@@ -12,14 +15,20 @@ mod plain;
 mod bad_input;
 mod bad_input_http;
 mod constrained;
+mod checklist;
 mod crowd;
+mod endpoints;
 mod equality;
 mod failures;
 mod instructions;
+mod lanes;
 mod limits;
 mod liveness;
 mod mid_turn;
+mod open_responses;
+mod recordings;
 mod recovery;
 mod storage;
+mod symptoms;
 mod transfer;
 mod turns;

@@ -42,7 +42,7 @@ pub(crate) fn terminal_kind(status: Status) -> &'static str {
     match status {
         Status::Cancelled | Status::Incomplete => "response.incomplete",
         Status::Failed => "response.failed",
-        Status::Completed | Status::InProgress | Status::Queued => "response.completed",
+        Status::Completed | Status::InProgress => "response.completed",
     }
 }
 

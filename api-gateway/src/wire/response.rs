@@ -10,8 +10,6 @@ use crate::error::ApiError;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Status {
-    /// A background response that has not begun.
-    Queued,
     InProgress,
     Completed,
     Incomplete,

@@ -30,6 +30,8 @@ pub(crate) struct Offered {
 pub(crate) struct Tools {
     /// Raw JSON text, to be compared.
     pub(crate) raw: Arc<str>,
+    /// The same text, if items of the input brought tools: those hold for the rest of the conversation.
+    pub(crate) added: Option<Arc<str>>,
     pub(crate) offered: Vec<Offered>,
     /// As the model sees them; one for each in `offered`.
     pub(crate) shown: Arc<[Tool]>,
@@ -37,6 +39,14 @@ pub(crate) struct Tools {
     pub(crate) echo: Box<RawValue>,
     /// What calls of them look like, once it is known.
     pub(crate) lazy: OnceLock<Constraint>,
+}
+
+/// What brought tools.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Source {
+    Request,
+    /// Items of the input, besides the request.
+    Items,
 }
 
 #[derive(Deserialize)]
@@ -83,14 +93,14 @@ impl Tools {
     /// No tools.
     pub(crate) fn none() -> Arc<Self> {
         let echo = RawValue::from_string("[]".to_owned()).expect("an empty list is JSON");
-        Arc::new(Self { raw: "[]".into(), offered: Vec::new(), shown: Arc::default(), echo, lazy: OnceLock::new() })
+        Arc::new(Self { raw: "[]".into(), added: None, offered: Vec::new(), shown: Arc::default(), echo, lazy: OnceLock::new() })
     }
 
-    /// Parses the raw JSON text of `tools`. Hosted tools and kinds nobody knows are left out.
+    /// Parses the raw JSON text of tools. Hosted tools and kinds nobody knows are left out.
     ///
     /// # Errors
     /// Names the tool that cannot be used.
-    pub(crate) fn parse(raw: &str) -> Result<Arc<Self>, ApiError> {
+    pub(crate) fn parse(raw: &str, by: Source) -> Result<Arc<Self>, ApiError> {
         let list: Option<Vec<&RawValue>> = serde_json::from_str(raw)
             .map_err(|error| ApiError::invalid("invalid_type", format!("tools is no list: {error}")).at("tools"))?;
         let mut parser = Parser::default();
@@ -100,7 +110,9 @@ impl Tools {
         let echo = format!("[{}]", parser.echo.join(","));
         let echo = RawValue::from_string(echo).map_err(|error| ApiError::internal(error.to_string()))?;
         let Parser { offered, shown, .. } = parser;
-        Ok(Arc::new(Self { raw: raw.into(), offered, shown: shown.into(), echo, lazy: OnceLock::new() }))
+        let raw: Arc<str> = raw.into();
+        let added = (by == Source::Items).then(|| Arc::clone(&raw));
+        Ok(Arc::new(Self { raw, added, offered, shown: shown.into(), echo, lazy: OnceLock::new() }))
     }
 
     /// The place of the tool that the model calls `name`; the bare name of a namespaced one will do.

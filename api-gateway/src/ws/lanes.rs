@@ -20,7 +20,7 @@ use crate::http::all_turns_taken;
 use crate::state::Gateway;
 use crate::store::Stored;
 use crate::turn::{Ended, Origin, run_turn};
-use crate::wire::{Create, Event, Lane, Transport};
+use crate::wire::{Create, Event, Lane};
 
 use super::{End, refused};
 
@@ -212,8 +212,7 @@ impl<'a> Lanes<'a> {
         let events = EventSink::Stream(self.events.clone(), lane.clone());
         let turn = async move {
             let cancel = running.add(&response_id);
-            let origin =
-                Origin { transport: Transport::WebSocket, tenant, response_id: response_id.clone(), latest };
+            let origin = Origin { tenant, response_id: response_id.clone(), latest };
             let result = match turns.try_acquire() {
                 Ok(_place) => run_turn(gateway, create, origin, events, &cancel).await,
                 Err(_) => Err(all_turns_taken()),

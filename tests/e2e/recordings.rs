@@ -1,0 +1,124 @@
+//! What real clients sent, played against a cluster; every answer is validated.
+
+use anyhow::ensure;
+
+use crate::cluster::{Cluster, Spec};
+use crate::conformance::recording::Recording;
+use crate::conformance::replay::{Played, play};
+
+/// Enough for the default configuration of Codex, which fills a context of 8192 tokens.
+fn spec() -> Spec {
+    Spec { n_blocks: 1100, ..Spec::split(1, 1) }
+}
+
+/// Plays a small recording; all of it must be answered.
+async fn small(name: &str) -> anyhow::Result<()> {
+    let cluster = Cluster::start(spec()).await?;
+    let played = play(&cluster, &Recording::small(name)?).await?;
+    ensure!(played.refused.is_none() && played.n_answers > 0, "{name}: {played:?}");
+    Ok(())
+}
+
+macro_rules! recordings {
+    ($($(#[$mark:meta])* $name:ident)*) => {
+        $(
+            $(#[$mark])*
+            #[tokio::test]
+            async fn $name() -> anyhow::Result<()> {
+                small(stringify!($name)).await
+            }
+        )*
+    };
+}
+
+recordings! {
+    openai_python_http_plain
+    openai_python_http_stream
+    openai_python_ws_text
+    openai_python_ws_error
+    openai_node_ws_text
+    #[ignore = "needs lanes"]
+    openai_python_ws_stream_id
+    #[ignore = "needs lanes"]
+    openai_node_ws_stream_id
+    #[ignore = "needs constrained output"]
+    openai_python_http_parse_schema
+    #[ignore = "needs tools"]
+    openai_python_http_stream_helper_tool
+    #[ignore = "needs tools"]
+    openai_python_ws_generate_false
+    #[ignore = "needs tools"]
+    openai_python_ws_tool
+    #[ignore = "needs tools"]
+    openai_node_http
+    #[ignore = "needs tools"]
+    openai_node_ws_tool
+    #[ignore = "needs tools"]
+    agents_js_http
+    #[ignore = "needs tools"]
+    agents_js_ws
+    #[ignore = "needs tools"]
+    agents_python_http
+    #[ignore = "needs tools"]
+    agents_python_ws
+    #[ignore = "needs tools"]
+    codex_http_sse_reasoning_replay
+    #[ignore = "needs tools"]
+    codex_http_sse_text
+    #[ignore = "needs tools"]
+    codex_http_sse_tool
+    #[ignore = "needs tools"]
+    codex_ws_bad_arguments
+    #[ignore = "needs tools"]
+    codex_ws_builtin_provider_openai_base_url
+    #[ignore = "needs tools"]
+    codex_ws_connection_limit_reached
+    #[ignore = "needs custom tools"]
+    codex_ws_custom_tool_apply_patch
+    #[ignore = "needs tools"]
+    codex_ws_local_compaction
+    #[ignore = "needs tools"]
+    codex_ws_multi_turn_and_interrupt
+    #[ignore = "needs tools and constrained output"]
+    codex_ws_output_schema
+    #[ignore = "needs tools"]
+    codex_ws_parallel_calls
+    #[ignore = "needs tools"]
+    codex_ws_previous_response_not_found
+    #[ignore = "needs tools and compaction"]
+    codex_ws_remote_compaction_v2
+    #[ignore = "needs tools"]
+    codex_ws_responses_lite_additional_tools
+    #[ignore = "needs tools"]
+    codex_ws_text_default_config
+    #[ignore = "needs tools"]
+    codex_ws_text_small_config
+    #[ignore = "needs tools"]
+    codex_ws_tool_default_config
+    #[ignore = "needs tools"]
+    codex_ws_tool_minimal_server_events
+    #[ignore = "needs tools"]
+    codex_ws_tool_small_config
+    #[ignore = "needs tools"]
+    codex_ws_unknown_tool
+    #[ignore = "needs tools"]
+    codex_ws_upgrade_404_fallback
+    #[ignore = "needs tools"]
+    codex_ws_upgrade_426_fallback
+}
+
+/// The originals, at their full size. Codex's default configuration may not fit the model; then exactly that is said.
+#[tokio::test]
+#[ignore = "needs tools, lanes, constrained output and compaction"]
+async fn the_originals_in_full() -> anyhow::Result<()> {
+    let cluster = Cluster::start(spec()).await?;
+    for recording in Recording::originals()? {
+        if recording.name == "openai_python_http_other_endpoints" {
+            continue;
+        }
+        let Played { n_answers, refused } = play(&cluster, &recording).await?;
+        let too_long = refused.as_deref() == Some("context_length_exceeded");
+        ensure!(too_long || refused.is_none() && n_answers > 0, "{}: {refused:?}", recording.name);
+    }
+    Ok(())
+}
