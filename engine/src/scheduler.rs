@@ -112,11 +112,23 @@ impl Scheduler {
         self.waiting.push_back((sequence, export));
     }
 
-    /// Gives waiting sequences their place, in order, while there is room.
+    /// Gives waiting sequences their place, in order, while there is room. Those whose next block is on its way to another
+    /// one wait for it: the same KV is not sent twice.
     pub(crate) fn admit(&mut self) {
+        let mut held_back = Vec::new();
+        self.admit_in_order(&mut held_back);
+        held_back.into_iter().rev().for_each(|waiting| self.waiting.push_front(waiting));
+    }
+
+    fn admit_in_order(&mut self, held_back: &mut Vec<(Sequence, Option<ExportTo>)>) {
         while self.running.len() < self.limits.max_running {
             let Some((mut sequence, export)) = self.waiting.pop_front() else { return };
             let cached_tokens = sequence.reuse_held(&mut self.pool);
+            if self.comes_soon(&mut sequence) {
+                sequence.truncate_table(0, &mut self.pool);
+                held_back.push((sequence, export));
+                continue;
+            }
             let wanted = blocks_to_grant(&sequence);
             // Its tokens and one more must fit, or admission would only preempt what runs, or itself.
             let whole = (sequence.tokens.len() / BLOCK_TOKENS + 1).min(self.pool.capacity());
@@ -287,6 +299,17 @@ impl Scheduler {
         }
     }
 
+    /// True while what a sequence would have sent to it first is being sent to another one.
+    fn comes_soon(&self, sequence: &mut Sequence) -> bool {
+        let at = sequence.table.len();
+        let fetches = blocks_to_grant(sequence) > 0 && at < sequence.reusable_blocks();
+        if !fetches || !self.running.iter().any(|other| other.fetches(&sequence.hashes[at])) {
+            sequence.waits_since = None;
+            return false;
+        }
+        sequence.still_waits(&self.costs, self.limits.step_tokens)
+    }
+
     /// True while it is better to wait for another sequence's block than to compute it; otherwise the block is claimed.
     fn waits(&mut self, idx: usize, claims: &mut Claims) -> bool {
         let sequence = &mut self.running[idx];
@@ -295,14 +318,8 @@ impl Scheduler {
             return false;
         }
         let hash = sequence.hashes[at];
-        if claims.fetched.contains(&hash) {
-            // Outside work may take long, or fail: nobody waits longer than computing it all would take.
-            let n_steps = sequence.remaining().div_ceil(self.limits.step_tokens);
-            let patience = n_steps as f64 * self.costs.of(self.limits.step_tokens.min(sequence.remaining()));
-            let since = sequence.waits_since.get_or_insert_with(Instant::now);
-            if since.elapsed().as_secs_f64() < patience {
-                return true;
-            }
+        if claims.fetched.contains(&hash) && sequence.still_waits(&self.costs, self.limits.step_tokens) {
+            return true;
         }
         sequence.waits_since = None;
         !claims.computed.insert(hash)
@@ -310,7 +327,8 @@ impl Scheduler {
 
     /// True when a sequence's patience may end without a command.
     pub(crate) fn someone_waits(&self) -> bool {
-        self.running.iter().any(|sequence| sequence.waits_since.is_some())
+        let waiting = self.waiting.iter().map(|(sequence, _)| sequence);
+        self.running.iter().chain(waiting).any(|sequence| sequence.waits_since.is_some())
     }
 
     /// Adds a share of `n_tokens`, 0 for none. Returns its tokens; fewer when the sequence itself had to give way.
@@ -440,6 +458,9 @@ impl Scheduler {
     }
 }
 
+/// A rest of a prompt that is this short is computed where its beginning is cached: a handover costs more.
+const SHORT_REST: usize = 2 * BLOCK_TOKENS;
+
 /// Blocks that a new sequence waits for from outside.
 fn blocks_to_grant(sequence: &Sequence) -> usize {
     let held = sequence.table.len();
@@ -447,6 +468,7 @@ fn blocks_to_grant(sequence: &Sequence) -> usize {
         Fill::Compute => 0,
         Fill::PullPrefix(n_blocks) => n_blocks.min(sequence.reusable_blocks()).saturating_sub(held),
         Fill::Handover if sequence.remaining() == 0 => 0,
+        Fill::Handover if held > 0 && sequence.remaining() <= SHORT_REST => 0,
         Fill::Handover => sequence.tokens.len().div_ceil(BLOCK_TOKENS) - held,
     }
 }

@@ -9,6 +9,7 @@ use kv::hash::{BlockHash, HashChain, HashKey};
 use kv::pool::{BlockId, BlockPool};
 
 use crate::constrain;
+use crate::costs::StepCosts;
 use crate::job::{Event, Fill, FinishReason, SequenceId, Sink};
 use crate::sample::SamplingParams;
 use crate::speculate;
@@ -152,6 +153,21 @@ impl Sequence {
         self.table.extend(held);
         self.computed += gained;
         gained
+    }
+
+    /// Whether the block with this hash is on its way to it from outside.
+    pub(crate) fn fetches(&self, hash: &BlockHash) -> bool {
+        let first = self.computed / BLOCK_TOKENS;
+        let last = self.table.len().min(self.hashes.len());
+        self.state == State::AwaitingKv && self.hashes.get(first..last).is_some_and(|coming| coming.contains(hash))
+    }
+
+    /// Whether it waits on for blocks that another sequence fetches. Outside work may take long, or fail: nobody waits
+    /// longer than computing it all would take.
+    pub(crate) fn still_waits(&mut self, costs: &StepCosts, step_tokens: usize) -> bool {
+        let n_steps = self.remaining().div_ceil(step_tokens);
+        let patience = n_steps as f64 * costs.of(step_tokens.min(self.remaining()));
+        self.waits_since.get_or_insert_with(Instant::now).elapsed().as_secs_f64() < patience
     }
 
     /// Names the blocks that have become full.

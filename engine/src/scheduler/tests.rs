@@ -183,6 +183,27 @@ fn a_turn_waits_for_blocks_that_are_on_their_way() {
 }
 
 #[test]
+fn the_same_prefix_is_not_sent_twice() {
+    let mut toy = Toy::new(64, 64);
+    toy.scheduler.costs = costs(100_000);
+    let first = toy.submit(&prompt(1, 70), 1, Fill::Handover);
+    let long_rest = toy.submit(&[&prompt(1, 64)[..], &[7; 40]].concat(), 1, Fill::Handover);
+    let short_rest = toy.submit(&[&prompt(1, 64)[..], &[8; 10]].concat(), 1, Fill::Handover);
+    let other = toy.submit(&prompt(2, 40), 1, Fill::Handover);
+    toy.scheduler.admit();
+    let granted = toy.admitted(first).expect("admitted").granted;
+    assert!(toy.admitted(long_rest).is_none(), "what it needs first is on its way to another turn");
+    assert!(toy.admitted(other).is_some(), "it has a prompt of its own");
+    assert!(toy.scheduler.someone_waits(), "patience ends without a command");
+    toy.scheduler.grants.arrive_for_tests(first, &granted);
+    assert!(toy.scheduler.filled(first, true));
+    toy.scheduler.admit();
+    let rest = toy.admitted(long_rest).expect("admitted");
+    assert_eq!((rest.cached_tokens, rest.granted.len()), (64, 3), "only its rest is sent");
+    assert_eq!(toy.admitted(short_rest).expect("admitted").granted, [], "its rest is computed here");
+}
+
+#[test]
 fn a_fetch_that_fails_does_not_hold_up_those_who_waited_for_it() {
     let mut toy = Toy::new(64, 256);
     toy.scheduler.costs = costs(100_000);
