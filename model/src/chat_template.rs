@@ -166,12 +166,10 @@ impl ChatTemplate {
         tools: Value,
     ) -> Result<String, Error> {
         let messages = messages.iter().map(|(role, content)| {
-            Value::from_pairs([
-                ("role", Value::from(self.role_name(*role))),
-                ("content", Value::from(*content)),
-                // Some templates want one for results, of nine characters.
-                ("tool_call_id", Value::from("call00000")),
-            ])
+            let said = [("content", Value::from(*content)), ("role", Value::from(self.role_name(*role)))];
+            // Some templates want one for results, of nine characters.
+            let id = (*role == Role::Tool).then(|| ("tool_call_id", Value::from("call00000")));
+            Value::from_pairs(said.into_iter().chain(id))
         });
         let context = context! {
             messages => messages.collect::<Vec<Value>>(),

@@ -178,14 +178,15 @@ fn arguments_first_strings_of_json_and_none_at_all() {
 fn reasoning_is_told_from_text() {
     let by_text = format(Style::Tagged, Ids::None);
     let expected = [Piece::Reasoning("I think.".into()), Piece::Text("Hello".into())];
-    let found = find(&by_text, "<think>\nI think.\n</think>\n\nHello", 3);
-    let trimmed: Vec<Piece> = found
-        .into_iter()
-        .map(|piece| match piece {
-            Piece::Reasoning(text) => Piece::Reasoning(text.trim().into()),
-            Piece::Text(text) => Piece::Text(text.trim().into()),
-            piece => piece,
-        })
-        .collect();
-    assert_eq!(trimmed, expected);
+    for n in [1, 3, 1000] {
+        let mut found: Vec<Piece> = Vec::new();
+        for piece in find(&by_text, "<think>\nI think.\n</think>\n\nHello", n) {
+            match piece {
+                Piece::Reasoning(text) => found.push(Piece::Reasoning(text.trim().into())),
+                Piece::Text(text) => found.push(Piece::Text(text.trim().into())),
+                piece => found.push(piece),
+            }
+        }
+        assert_eq!(found, expected, "in pieces of {n}");
+    }
 }
