@@ -268,6 +268,10 @@ impl<'a> Run<'a> {
 
     /// Attempts until the turn is done or there is nothing left to try.
     async fn drive(&mut self, emitter: &mut Emitter<'_>) -> Result<Finish, ApiError> {
+        if self.prepared.log.len() == 0 {
+            // A warm-up without input: there is nothing to compute, but its id can be continued.
+            return Ok(Finish::Prefilled);
+        }
         loop {
             match self.attempt(emitter).await {
                 Ok(finish) => return Ok(finish),
