@@ -508,7 +508,7 @@ impl<'a> Run<'a> {
             tokenized_tokens: self.prepared.n_tokenized,
             moved_blocks: started.moved_blocks as usize,
             moved_bytes: started.moved_bytes,
-            resubmissions: self.n_attempts - 1,
+            resubmissions: self.n_attempts.saturating_sub(1),
             output_ids: self.generated.clone(),
         }
     }
