@@ -62,10 +62,14 @@ impl ApiKeys {
         };
         let hash = blake3::hash(key.trim().as_bytes());
         // blake3 compares hashes in constant time; all keys are looked at, whichever it is.
-        let found = self.hashes.iter().fold(None, |found, (known, tenant)| {
-            if *known == hash { Some(tenant) } else { found }
-        });
-        let tenant = found.ok_or_else(|| ApiError::unauthorized("invalid_api_key", "this API key is not known here"))?;
+        let found = self.hashes.iter().fold(
+            None,
+            |found, (known, tenant)| {
+                if *known == hash { Some(tenant) } else { found }
+            },
+        );
+        let tenant = found
+            .ok_or_else(|| ApiError::unauthorized("invalid_api_key", "this API key is not known here"))?;
         Ok(Arc::clone(tenant))
     }
 }
@@ -86,7 +90,8 @@ mod tests {
 
     #[test]
     fn only_known_keys_are_let_in_and_each_is_a_tenant_of_its_own() {
-        let keys = ApiKeys::parse("# mine\nsk-0123456789abcdef\n\n sk-fedcba9876543210 \n").expect("two keys");
+        let keys =
+            ApiKeys::parse("# mine\nsk-0123456789abcdef\n\n sk-fedcba9876543210 \n").expect("two keys");
         let first = tenant(&keys, "Bearer sk-0123456789abcdef").expect("known");
         let second = tenant(&keys, "Bearer sk-fedcba9876543210").expect("known");
         assert_ne!(first, second);

@@ -44,7 +44,11 @@ struct Compacted<'a> {
 ///
 /// # Errors
 /// As for a turn of the same input.
-pub(crate) async fn compact(gateway: &Gateway, mut create: Create, origin: Origin) -> Result<String, ApiError> {
+pub(crate) async fn compact(
+    gateway: &Gateway,
+    mut create: Create,
+    origin: Origin,
+) -> Result<String, ApiError> {
     let mut output = user_messages(gateway, &create, &origin)?;
     summarizing(&mut create);
     let never = CancellationToken::new();
@@ -52,8 +56,13 @@ pub(crate) async fn compact(gateway: &Gateway, mut create: Create, origin: Origi
     let end: Final<'_> = serde_json::from_str(&ended.response)
         .map_err(|error| ApiError::internal(format!("the summary could not be read: {error}")))?;
     output.extend(end.output.iter().map(|item| (*item).to_owned()));
-    let compacted =
-        Compacted { id: new_id("resp"), object: "response.compaction", created_at: unix_now(), output, usage: end.usage };
+    let compacted = Compacted {
+        id: new_id("resp"),
+        object: "response.compaction",
+        created_at: unix_now(),
+        output,
+        usage: end.usage,
+    };
     Ok(serde_json::to_string(&compacted).expect("our own types serialize"))
 }
 
@@ -98,7 +107,11 @@ fn summarizing(create: &mut Create) {
     }
 }
 
-fn user_messages(gateway: &Gateway, create: &Create, origin: &Origin) -> Result<Vec<Box<RawValue>>, ApiError> {
+fn user_messages(
+    gateway: &Gateway,
+    create: &Create,
+    origin: &Origin,
+) -> Result<Vec<Box<RawValue>>, ApiError> {
     #[derive(Deserialize)]
     struct Role {
         role: Option<String>,
