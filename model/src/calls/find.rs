@@ -258,7 +258,9 @@ impl CallFinder {
     /// white space before one.
     fn held(&self, open: Marker) -> usize {
         let text = &self.pending;
-        let markers = (open.id.is_none()).then_some(open.text).into_iter().chain(FENCES);
+        let think = self.format.think.map(|(open, _)| open);
+        let think = think.filter(|open| self.at_start && open.id.is_none()).map(|open| open.text);
+        let markers = (open.id.is_none()).then_some(open.text).into_iter().chain(FENCES).chain(think);
         let marker = markers.map(|marker| held_back(text, marker)).max().unwrap_or(0);
         let before = &text[..text.len() - marker];
         marker + before.len() - before.trim_end().len()
