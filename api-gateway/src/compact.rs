@@ -45,6 +45,7 @@ struct Compacted<'a> {
 /// # Errors
 /// As for a turn of the same input.
 pub(crate) async fn compact(gateway: &Gateway, mut create: Create, origin: Origin) -> Result<String, ApiError> {
+    prepare::recall(gateway, &create, &origin).await?;
     let mut output = user_messages(gateway, &create, &origin)?;
     summarizing(&mut create);
     let never = CancellationToken::new();
@@ -67,6 +68,7 @@ pub(crate) async fn before_turn(
     origin: &Origin,
 ) -> Result<Option<String>, ApiError> {
     let Some(threshold) = create.compact_threshold else { return Ok(None) };
+    prepare::recall(gateway, create, origin).await?;
     if prepare::count_tokens(gateway, create, origin)? < threshold as usize {
         return Ok(None);
     }

@@ -28,6 +28,12 @@ pub const FULL_PROMPTS: &str = "baton_gateway_full_prompts_total";
 pub const RERENDERS: &str = "baton_gateway_rerenders_total";
 /// Requests whose input repeated a conversation that was known already.
 pub const CONTENT_MATCHES: &str = "baton_gateway_content_matches_total";
+/// From the end of a response to its being durable.
+pub const STORE_SECONDS: &str = "baton_gateway_store_seconds";
+/// What durable responses take on disk, about.
+pub const STORE_BYTES: &str = "baton_gateway_store_bytes";
+/// Responses that were read from disk because memory did not have them.
+pub const RECALLS: &str = "baton_gateway_recalls_total";
 /// Turns sent again after a worker failed.
 pub const RESUBMISSIONS: &str = "baton_gateway_resubmissions_total";
 /// Plans made without a router.

@@ -16,7 +16,7 @@ use crate::error::ApiError;
 use crate::history::{ContentHash, Entry, History};
 use crate::metrics as names;
 use crate::state::Gateway;
-use crate::store::Stored;
+use crate::store::{Base, Stored};
 use crate::turn::Origin;
 use crate::wire::{Create, InputItem, InputKind, Setting, ToolSource, Tools};
 
@@ -45,6 +45,8 @@ pub(crate) struct Prepared {
     pub(crate) instructions: Option<Arc<str>>,
     pub(crate) tools: Arc<Tools>,
     pub(crate) last_decode: String,
+    /// The durable response that the log grew out of.
+    pub(crate) base: Option<Base>,
 }
 
 /// What a turn continues and takes over, before anything is rendered.
@@ -56,6 +58,27 @@ pub(crate) struct Basis {
     /// The input behind what the parent holds already.
     new: Vec<InputItem>,
     entries: Vec<Entry>,
+}
+
+/// Brings what the request names into memory, where [`find_basis`] looks for it.
+///
+/// # Errors
+/// When the disk fails.
+pub(crate) async fn recall(gateway: &Gateway, create: &Create, origin: &Origin) -> Result<(), ApiError> {
+    if !gateway.store().is_durable() {
+        return Ok(());
+    }
+    if let Some(id) = &create.previous_response_id
+        && origin.latest.as_ref().is_none_or(|latest| latest.id != *id)
+    {
+        gateway.store().recall(id, &origin.tenant).await?;
+    }
+    for item in &create.input {
+        if let InputKind::Reference(id) = &item.kind {
+            gateway.store().recall_item(&origin.tenant, id).await?;
+        }
+    }
+    Ok(())
 }
 
 /// Checks the request against the model and finds what it continues: the response it names, or else the one after which
@@ -103,6 +126,26 @@ impl Basis {
     fn appends_to(&self, gateway: &Gateway, parent: &Stored) -> bool {
         let same_tools = Arc::ptr_eq(&self.tools, &parent.tools);
         self.instructions == parent.instructions && same_tools && appendable(gateway, &self.new)
+    }
+
+    /// Looks on disk for the conversation that the input repeats, when memory does not know it.
+    ///
+    /// # Errors
+    /// When the disk fails.
+    pub(crate) async fn recall_by_content(&mut self, gateway: &Gateway, origin: &Origin) -> Result<(), ApiError> {
+        // A single item repeats no conversation.
+        if self.parent.is_some() || self.entries.len() < 2 || !gateway.store().is_durable() {
+            return Ok(());
+        }
+        let start = ContentHash::start(&origin.tenant, self.instructions.as_deref(), &self.tools);
+        let mut contents = History::new(start).contents_with(&self.entries);
+        contents.remove(0);
+        contents.reverse();
+        contents.dedup();
+        if gateway.store().recall_after(contents, &origin.tenant).await? {
+            self.find_by_content(gateway, origin);
+        }
+        Ok(())
     }
 
     /// Looks for the conversation that the input repeats, longest first. O(items).
@@ -271,6 +314,7 @@ pub(crate) fn prepare(
     Ok(Prepared {
         conversation: parent.map_or_else(|| response_id.clone(), |parent| parent.conversation.clone()),
         last_decode: parent.map(|parent| parent.decode_worker.clone()).unwrap_or_default(),
+        base: parent.and_then(|parent| parent.base_of(&built.log)),
         response_id,
         tenant: Arc::clone(&origin.tenant),
         n_own_tokens: built.n_tokenized + own_text_tokens(parent, instructions.as_ref(), &tools),
