@@ -88,7 +88,9 @@ pub(crate) async fn recall(gateway: &Gateway, create: &Create, origin: &Origin) 
 /// When the model or the parent is unknown, or the input cannot fit the context.
 pub(crate) fn find_basis(gateway: &Gateway, create: &Create, origin: &Origin) -> Result<Basis, ApiError> {
     check_model(gateway, create)?;
-    check_size(gateway, create)?;
+    if !create.truncates {
+        check_size(gateway, create)?;
+    }
     let parent = if create.starts_anew { None } else { find_parent(gateway, create, origin)? };
     let instructions =
         given(&create.instructions, parent.as_deref().and_then(|p| p.instructions.as_ref()));
@@ -293,6 +295,12 @@ pub(crate) fn prepare(
     let is_free = compacts || !create.generate;
     let constraint = if is_free { None } else { constraint(gateway, create, &basis.tools)? };
     let built = build(gateway, &basis, reply)?;
+    let most = most_prompt_tokens(gateway, create);
+    let built = if create.truncates && built.log.len() > most {
+        truncated(gateway, &basis, reply, most).map_err(refused)?
+    } else {
+        built
+    };
     metrics::counter!(names::TOKENIZED_TOKENS).increment(built.n_tokenized as u64);
     let mut max_output_tokens = output_limit(gateway, create, built.log.len())?;
     if compacts {
@@ -400,7 +408,8 @@ struct Built {
 
 fn build(gateway: &Gateway, basis: &Basis, reply: Reply) -> Result<Built, ApiError> {
     let input = messages(gateway, &basis.new);
-    let Some(parent) = basis.parent.as_deref() else {
+    // A parent that was made for nothing but its id has no tokens.
+    let Some(parent) = basis.parent.as_deref().filter(|parent| parent.log.len() > 0) else {
         return start(gateway, basis, &input, reply);
     };
     if basis.appends_to(gateway, parent) {
@@ -514,6 +523,34 @@ fn rerender(
     let n_tokenized = ids.len();
     log.append(ids, items, end(reply));
     Ok(Built { log, cut: Cut::root(), n_tokenized })
+}
+
+/// The longest prompt that leaves room for an answer.
+fn most_prompt_tokens(gateway: &Gateway, create: &Create) -> usize {
+    let context = gateway.text().context_len as usize;
+    let answer = create.max_output_tokens.map_or(context / 4, |limit| (limit as usize).min(context / 2));
+    context - answer.max(1)
+}
+
+/// The conversation without its oldest items, as many as it takes. What was said last stays, whatever its length.
+fn truncated(gateway: &Gateway, basis: &Basis, reply: Reply, most: usize) -> Result<Built, prompt::Error> {
+    let parent = basis.parent.as_deref();
+    let mut items: Vec<Item> = parent.map_or_else(Vec::new, |parent| {
+        parent.log.with_entries(|entries| entries.iter().copied().map(item).collect())
+    });
+    items.extend(messages(gateway, &basis.new).into_iter().map(Item::Message));
+    let starts_turn = |item: &Item| matches!(item, Item::Message(message) if message.role == Role::User);
+    loop {
+        let n_dropped = items.len().div_ceil(4);
+        // What is left begins with a user's message, so that no result stands without its call.
+        let from = (n_dropped..items.len()).find(|&idx| starts_turn(&items[idx]));
+        let is_last = from.is_none() || items.len() <= 1;
+        items.drain(..from.unwrap_or(items.len().saturating_sub(1)));
+        let built = rerender(gateway, basis, items.clone(), &[], reply)?;
+        if built.log.len() <= most || is_last {
+            return Ok(built);
+        }
+    }
 }
 
 fn item(entry: LogEntry<'_>) -> Item {

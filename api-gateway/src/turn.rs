@@ -272,6 +272,10 @@ impl<'a> Run<'a> {
 
     /// Attempts until the turn is done or there is nothing left to try.
     async fn drive(&mut self, emitter: &mut Emitter<'_>) -> Result<Finish, ApiError> {
+        if self.prepared.log.len() == 0 {
+            // A warm-up without input: there is nothing to compute, but its id can be continued.
+            return Ok(Finish::Prefilled);
+        }
         loop {
             match self.attempt(emitter).await {
                 Ok(finish) => return Ok(finish),
@@ -508,7 +512,7 @@ impl<'a> Run<'a> {
             tokenized_tokens: self.prepared.n_tokenized,
             moved_blocks: started.moved_blocks as usize,
             moved_bytes: started.moved_bytes,
-            resubmissions: self.n_attempts - 1,
+            resubmissions: self.n_attempts.saturating_sub(1),
             output_ids: self.generated.clone(),
         }
     }

@@ -34,10 +34,10 @@ fn main() -> Result<(), Failure> {
 
     let model = TextModel::open(Path::new(&path))?;
     let mut engine = Plain::open(Path::new(&path))?;
-    let system = Message { role: Role::System, content: string(&input["instructions"]) };
+    let system = Message { role: Role::System, content: string(&input["instructions"]).into() };
     let mut history: Vec<(Message, Vec<u32>)> = Vec::new();
     for turn in turns {
-        history.push((Message { role: Role::User, content: string(turn) }, Vec::new()));
+        history.push((Message { role: Role::User, content: string(turn).into() }, Vec::new()));
         let mut entries = vec![Entry::Message(&system)];
         for (idx, (question, answer)) in history.iter().enumerate() {
             entries.push(Entry::Message(question));
@@ -45,7 +45,7 @@ fn main() -> Result<(), Failure> {
                 entries.push(Entry::Generated { ids: answer });
             }
         }
-        let prompt = model.prompts.render_all(&entries, Reply::Expected)?;
+        let prompt = model.prompts.render_all(&entries, Reply::Expected, &[])?;
         let answer =
             engine.generate(&prompt, usize::try_from(limit)?, &|id| model.tokenizer.is_end_of_turn(id))?;
         history.last_mut().ok_or("a turn was just added")?.1 = answer;

@@ -12,7 +12,6 @@
 
 use std::collections::{HashSet, VecDeque};
 use std::ops::RangeInclusive;
-use std::time::Instant;
 
 use kv::BLOCK_TOKENS;
 use kv::hash::BlockHash;
@@ -458,7 +457,7 @@ impl Scheduler {
     }
 }
 
-/// A rest of a prompt that is this short is computed where its beginning is cached: a handover costs more.
+/// A rest of a prompt that is this short is computed where its beginning has arrived meanwhile: a handover costs more.
 const SHORT_REST: usize = 2 * BLOCK_TOKENS;
 
 /// Blocks that a new sequence waits for from outside.
@@ -468,7 +467,7 @@ fn blocks_to_grant(sequence: &Sequence) -> usize {
         Fill::Compute => 0,
         Fill::PullPrefix(n_blocks) => n_blocks.min(sequence.reusable_blocks()).saturating_sub(held),
         Fill::Handover if sequence.remaining() == 0 => 0,
-        Fill::Handover if held > 0 && sequence.remaining() <= SHORT_REST => 0,
+        Fill::Handover if sequence.has_waited && held > 0 && sequence.remaining() <= SHORT_REST => 0,
         Fill::Handover => sequence.tokens.len().div_ceil(BLOCK_TOKENS) - held,
     }
 }

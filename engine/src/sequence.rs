@@ -48,6 +48,8 @@ pub(crate) struct Sequence {
     pub(crate) admitted_at: u64,
     /// Since when it waits for blocks that another sequence fetches.
     pub(crate) waits_since: Option<Instant>,
+    /// It has waited so: whoever planned it did not know of the blocks that it found.
+    pub(crate) has_waited: bool,
     pub(crate) speculation: speculate::State,
     pub(crate) sampling: SamplingParams,
     /// How the output stands to what it must look like; away while its masks are computed.
@@ -106,6 +108,7 @@ impl Sequence {
             announced: false,
             admitted_at: 0,
             waits_since: None,
+            has_waited: false,
             speculation: speculate::State::default(),
             sampling: job.sampling,
             constraint,
@@ -167,6 +170,7 @@ impl Sequence {
     pub(crate) fn still_waits(&mut self, costs: &StepCosts, step_tokens: usize) -> bool {
         let n_steps = self.remaining().div_ceil(step_tokens);
         let patience = n_steps as f64 * costs.of(step_tokens.min(self.remaining()));
+        self.has_waited = true;
         self.waits_since.get_or_insert_with(Instant::now).elapsed().as_secs_f64() < patience
     }
 

@@ -58,12 +58,14 @@ pub(crate) fn mistakes() -> Vec<Mistake> {
         (item(json!({"content": "Hello"})), 400, "missing_required_parameter", Some("input[1].role")),
         (item(json!({"role": "user"})), 400, "missing_required_parameter", Some("input[1].content")),
         (item(json!("Hello")), 400, "invalid_value", Some("input[1]")),
-        unsupported(
+        (
             item(json!({"type": "function_call_output", "call_id": "call_1", "output": "42"})),
-            "input[1].type",
+            400,
+            "unknown_call_id",
+            Some("input[1].call_id"),
         ),
         unsupported(
-            item(json!({"role": "user", "content": [{"type": "input_image", "image_url": "data:"}]})),
+            item(json!({"role": "user", "content": [{"type": "input_audio", "data": ""}]})),
             "input[1].content[0].type",
         ),
         unsupported(json!({"background": true}), "background"),

@@ -11,7 +11,6 @@ const SHORT: &str = "What is the capital of France? Answer with one word.";
 
 /// 1.3: instructions, tools and settings hold for one response. Only the context is inherited.
 #[tokio::test]
-#[ignore = "a socket inherits instructions today"]
 async fn nothing_but_the_context_is_inherited() -> anyhow::Result<()> {
     let cluster = Cluster::start(Spec::aggregated(1)).await?;
     let mut socket = Socket::open(cluster.address()).await?;
@@ -56,7 +55,6 @@ async fn creates_come_in_any_dress() -> anyhow::Result<()> {
 
 /// 1.3: Codex (with `use_responses_lite`) and openai-python begin a chain with a warm-up that has nothing in it.
 #[tokio::test]
-#[ignore = "a warm-up without input is a server error today"]
 async fn an_empty_warm_up_is_a_parent() -> anyhow::Result<()> {
     let cluster = Cluster::start(Spec::aggregated(1)).await?;
     let mut socket = Socket::open(cluster.address()).await?;
@@ -70,7 +68,6 @@ async fn an_empty_warm_up_is_a_parent() -> anyhow::Result<()> {
 
 /// 2.5 and 2.2: Codex sends half of `reasoning`, and gets all of it.
 #[tokio::test]
-#[ignore = "reasoning is echoed as it was sent today"]
 async fn reasoning_is_echoed_complete() -> anyhow::Result<()> {
     let cluster = Cluster::start(Spec::aggregated(1)).await?;
     let mut socket = Socket::open(cluster.address()).await?;
@@ -95,7 +92,6 @@ async fn a_background_response_does_not_run_on_a_socket() -> anyhow::Result<()> 
 
 /// 1.7: steering is politely refused.
 #[tokio::test]
-#[ignore = "needs steering to be refused"]
 async fn steering_is_refused_by_name() -> anyhow::Result<()> {
     let cluster = Cluster::start(Spec::aggregated(1)).await?;
     let mut socket = Socket::open(cluster.address()).await?;
@@ -141,11 +137,12 @@ async fn too_much_context_has_its_name_on_every_transport() -> anyhow::Result<()
 
 /// 2.5: `truncation: auto` drops the oldest items instead.
 #[tokio::test]
-#[ignore = "needs truncation"]
 async fn truncation_drops_the_oldest_items() -> anyhow::Result<()> {
     let cluster = Cluster::start(Spec { n_blocks: 700, ..Spec::aggregated(1) }).await?;
-    let story = "The keeper counts the ships in the bay. ".repeat(300);
-    let mut input: Vec<Value> = (0..5).map(|_| json!({"role": "user", "content": story})).collect();
+    // More than the model's context by itself; what is left is answered quickly.
+    let story = "The keeper counts the ships in the bay. ".repeat(1000);
+    let mut input: Vec<Value> = vec![json!({"role": "user", "content": story})];
+    input.extend((0..4).map(|_| json!({"role": "user", "content": "Count them."})));
     input.push(json!({"role": "user", "content": SHORT}));
     let asked = with(ask::body(input), json!({"truncation": "auto", "max_output_tokens": 16}));
     ask::whole(cluster.address(), &asked).await?;
@@ -154,7 +151,6 @@ async fn truncation_drops_the_oldest_items() -> anyhow::Result<()> {
 
 /// 2.5: formats hold whatever the model would rather say.
 #[tokio::test]
-#[ignore = "needs constrained output"]
 async fn a_schema_holds() -> anyhow::Result<()> {
     let cluster = Cluster::start(Spec::aggregated(1)).await?;
     let schema = json!({

@@ -60,7 +60,6 @@ fn check_answer(method: &str, path: &str, status: u16, answer: &Value) -> anyhow
 
 /// Every request of openai-python to another endpoint; the ids it named are those of objects made for it.
 #[tokio::test]
-#[ignore = "needs the other endpoints"]
 async fn openai_python_http_other_endpoints() -> anyhow::Result<()> {
     let cluster = Cluster::start(Spec::aggregated(1)).await?;
     let address = cluster.address();
@@ -106,7 +105,6 @@ async fn models_are_listed() -> anyhow::Result<()> {
 }
 
 #[tokio::test]
-#[ignore = "needs the other endpoints"]
 async fn a_response_can_be_read_and_deleted() -> anyhow::Result<()> {
     let cluster = Cluster::start(Spec::aggregated(1)).await?;
     let address = cluster.address();
@@ -132,7 +130,6 @@ async fn a_response_can_be_read_and_deleted() -> anyhow::Result<()> {
 }
 
 #[tokio::test]
-#[ignore = "needs the other endpoints"]
 async fn input_items_come_in_pages() -> anyhow::Result<()> {
     let cluster = Cluster::start(Spec::aggregated(1)).await?;
     let address = cluster.address();
@@ -163,7 +160,6 @@ async fn input_items_come_in_pages() -> anyhow::Result<()> {
 }
 
 #[tokio::test]
-#[ignore = "needs the other endpoints"]
 async fn input_tokens_are_what_a_turn_then_has() -> anyhow::Result<()> {
     let cluster = Cluster::start(Spec::aggregated(1)).await?;
     let address = cluster.address();
@@ -190,7 +186,6 @@ async fn ended(address: SocketAddr, id: &str) -> anyhow::Result<Value> {
 }
 
 #[tokio::test]
-#[ignore = "needs background"]
 async fn a_background_response_is_polled_and_resumed() -> anyhow::Result<()> {
     let cluster = Cluster::start(Spec::aggregated(1)).await?;
     let address = cluster.address();
@@ -207,7 +202,6 @@ async fn a_background_response_is_polled_and_resumed() -> anyhow::Result<()> {
 }
 
 #[tokio::test]
-#[ignore = "needs background"]
 async fn a_background_response_can_be_cancelled() -> anyhow::Result<()> {
     let cluster = Cluster::start(Spec::aggregated(1)).await?;
     let address = cluster.address();
@@ -223,7 +217,6 @@ async fn a_background_response_can_be_cancelled() -> anyhow::Result<()> {
 }
 
 #[tokio::test]
-#[ignore = "needs conversations"]
 async fn a_conversation_collects_its_items() -> anyhow::Result<()> {
     let cluster = Cluster::start(Spec::aggregated(1)).await?;
     let address = cluster.address();
@@ -258,7 +251,6 @@ async fn a_conversation_collects_its_items() -> anyhow::Result<()> {
 }
 
 #[tokio::test]
-#[ignore = "needs compaction"]
 async fn a_compaction_is_taken_back() -> anyhow::Result<()> {
     let cluster = Cluster::start(Spec::aggregated(1)).await?;
     let address = cluster.address();

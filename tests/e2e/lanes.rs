@@ -29,7 +29,6 @@ fn error_code(turn: &Turn) -> &Value {
 }
 
 #[test]
-#[ignore = "needs lanes"]
 fn any_interleaving_gives_each_lane_its_own_gapless_sequences() -> anyhow::Result<()> {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
     let cluster = runtime.block_on(Cluster::start(Spec { n_blocks: 600, ..Spec::aggregated(2) }))?;
@@ -77,7 +76,6 @@ async fn interleave(cluster: &Cluster, plan: &[Planned]) -> anyhow::Result<()> {
 }
 
 #[tokio::test]
-#[ignore = "needs lanes"]
 async fn names_are_checked_and_echoed() -> anyhow::Result<()> {
     let cluster = Cluster::start(Spec::aggregated(1)).await?;
     let mut socket = Socket::open(cluster.address()).await?;
@@ -99,7 +97,6 @@ async fn names_are_checked_and_echoed() -> anyhow::Result<()> {
 }
 
 #[tokio::test]
-#[ignore = "needs lanes"]
 async fn there_are_thirty_two_names_and_the_default() -> anyhow::Result<()> {
     let cluster = Cluster::start(Spec::aggregated(1)).await?;
     let mut socket = Socket::open(cluster.address()).await?;
@@ -115,7 +112,6 @@ async fn there_are_thirty_two_names_and_the_default() -> anyhow::Result<()> {
 }
 
 #[tokio::test]
-#[ignore = "needs lanes"]
 async fn more_than_sixteen_creates_wait_for_their_turn() -> anyhow::Result<()> {
     let cluster = Cluster::start(Spec { n_blocks: 600, ..Spec::aggregated(1) }).await?;
     let plan: Vec<Planned> = (0..24).map(|create| (Some(create), 3)).collect();
@@ -128,7 +124,6 @@ async fn continued(socket: &mut Socket, lane: &str, parent: &Turn) -> anyhow::Re
 }
 
 #[tokio::test]
-#[ignore = "needs lanes"]
 async fn a_fork_shares_its_parent_and_a_failed_one_leaves_it() -> anyhow::Result<()> {
     let cluster = Cluster::start(Spec::aggregated(1)).await?;
     let mut socket = Socket::open(cluster.address()).await?;
@@ -154,7 +149,6 @@ async fn a_fork_shares_its_parent_and_a_failed_one_leaves_it() -> anyhow::Result
 }
 
 #[tokio::test]
-#[ignore = "needs lanes"]
 async fn an_interrupt_stops_one_lane() -> anyhow::Result<()> {
     let cluster = Cluster::start(Spec::aggregated(1)).await?;
     let mut socket = Socket::open(cluster.address()).await?;

@@ -88,7 +88,6 @@ async fn system_prompt() -> anyhow::Result<()> {
 
 /// The suite sends no `tool_choice`; whether a small model calls is its own affair, so this asks for the call.
 #[tokio::test]
-#[ignore = "needs tools"]
 async fn tool_calling() -> anyhow::Result<()> {
     let fields = json!({"tools": [weather()], "tool_choice": "required"});
     let asked =
@@ -105,7 +104,6 @@ async fn tool_calling() -> anyhow::Result<()> {
 
 /// From an earlier revision of the suite.
 #[tokio::test]
-#[ignore = "needs tools"]
 async fn tool_calling_streaming() -> anyhow::Result<()> {
     let fields = json!({"tools": [weather()], "tool_choice": "required"});
     let asked =
@@ -124,7 +122,6 @@ async fn tool_calling_streaming() -> anyhow::Result<()> {
 }
 
 #[tokio::test]
-#[ignore = "needs images to be accepted"]
 async fn image_input() -> anyhow::Result<()> {
     let content = json!([
         {"type": "input_text", "text": "What do you see? Answer in one sentence."},
@@ -154,13 +151,11 @@ async fn compact(cluster: &Cluster) -> anyhow::Result<Value> {
 }
 
 #[tokio::test]
-#[ignore = "needs compaction"]
 async fn compact_response() -> anyhow::Result<()> {
     compact(&cluster().await?).await.map(drop)
 }
 
 #[tokio::test]
-#[ignore = "needs compaction"]
 async fn compact_missing_model() -> anyhow::Result<()> {
     let body = json!({"input": [message("user", "Hello")]});
     let (status, _) = ask::json(cluster().await?.address(), "POST", "/v1/responses/compact", &body).await?;
@@ -251,7 +246,6 @@ async fn websocket_failed_continuation_evicts_cache() -> anyhow::Result<()> {
 }
 
 #[tokio::test]
-#[ignore = "needs compaction"]
 async fn websocket_compact_new_chain() -> anyhow::Result<()> {
     let cluster = cluster().await?;
     let compacted = compact(&cluster).await?;

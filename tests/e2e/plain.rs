@@ -81,7 +81,7 @@ impl Plain {
 
     /// The whole prompt of the next turn: every message rendered, generated ids as they are.
     pub(crate) fn prompt(&mut self, input: &str) -> Vec<u32> {
-        self.messages.push(Message { role: Role::User, content: input.to_owned() });
+        self.messages.push(Message { role: Role::User, content: input.into() });
         let mut entries = Vec::new();
         for (idx, message) in self.messages.iter().enumerate() {
             entries.push(Entry::Message(message));
@@ -89,7 +89,7 @@ impl Plain {
                 entries.push(Entry::Generated { ids });
             }
         }
-        TEXT.prompts.render_all(&entries, Reply::Expected).expect("the template takes user messages")
+        TEXT.prompts.render_all(&entries, Reply::Expected, &[]).expect("the template takes user messages")
     }
 
     /// The next turn's output, at most `limit` tokens.

@@ -37,79 +37,44 @@ recordings! {
     openai_python_ws_text
     openai_python_ws_error
     openai_node_ws_text
-    #[ignore = "needs lanes"]
     openai_python_ws_stream_id
-    #[ignore = "needs lanes"]
     openai_node_ws_stream_id
-    #[ignore = "needs constrained output"]
     openai_python_http_parse_schema
-    #[ignore = "needs tools"]
     openai_python_http_stream_helper_tool
-    #[ignore = "needs tools"]
     openai_python_ws_generate_false
-    #[ignore = "needs tools"]
     openai_python_ws_tool
-    #[ignore = "needs tools"]
     openai_node_http
-    #[ignore = "needs tools"]
     openai_node_ws_tool
-    #[ignore = "needs tools"]
     agents_js_http
-    #[ignore = "needs tools"]
     agents_js_ws
-    #[ignore = "needs tools"]
     agents_python_http
-    #[ignore = "needs tools"]
     agents_python_ws
-    #[ignore = "needs tools"]
     codex_http_sse_reasoning_replay
-    #[ignore = "needs tools"]
     codex_http_sse_text
-    #[ignore = "needs tools"]
     codex_http_sse_tool
-    #[ignore = "needs tools"]
     codex_ws_bad_arguments
-    #[ignore = "needs tools"]
     codex_ws_builtin_provider_openai_base_url
-    #[ignore = "needs tools"]
     codex_ws_connection_limit_reached
-    #[ignore = "needs custom tools"]
     codex_ws_custom_tool_apply_patch
-    #[ignore = "needs tools"]
     codex_ws_local_compaction
-    #[ignore = "needs tools"]
     codex_ws_multi_turn_and_interrupt
-    #[ignore = "needs tools and constrained output"]
     codex_ws_output_schema
-    #[ignore = "needs tools"]
     codex_ws_parallel_calls
-    #[ignore = "needs tools"]
     codex_ws_previous_response_not_found
-    #[ignore = "needs tools and compaction"]
     codex_ws_remote_compaction_v2
-    #[ignore = "needs tools"]
     codex_ws_responses_lite_additional_tools
-    #[ignore = "needs tools"]
     codex_ws_text_default_config
-    #[ignore = "needs tools"]
     codex_ws_text_small_config
-    #[ignore = "needs tools"]
     codex_ws_tool_default_config
-    #[ignore = "needs tools"]
     codex_ws_tool_minimal_server_events
-    #[ignore = "needs tools"]
     codex_ws_tool_small_config
-    #[ignore = "needs tools"]
     codex_ws_unknown_tool
-    #[ignore = "needs tools"]
     codex_ws_upgrade_404_fallback
-    #[ignore = "needs tools"]
     codex_ws_upgrade_426_fallback
 }
 
 /// The originals, at their full size. Codex's default configuration may not fit the model; then exactly that is said.
 #[tokio::test]
-#[ignore = "needs tools, lanes, constrained output and compaction"]
 async fn the_originals_in_full() -> anyhow::Result<()> {
     let cluster = Cluster::start(spec()).await?;
     for recording in Recording::originals()? {

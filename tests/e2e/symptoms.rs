@@ -142,7 +142,6 @@ async fn a_response_is_kept_before_its_end_is_told() -> anyhow::Result<()> {
 
 /// Nos. 15 and 16: a call is an item of its own, and nothing of it is also text.
 #[tokio::test]
-#[ignore = "needs tools"]
 async fn a_call_is_never_also_text() -> anyhow::Result<()> {
     let cluster = Cluster::start(Spec::aggregated(1)).await?;
     let mut socket = Socket::open(cluster.address()).await?;
@@ -172,7 +171,6 @@ async fn hosted_and_unknown_tools_are_ignored() -> anyhow::Result<()> {
 
 /// No. 21: custom tools and namespaces are tools.
 #[tokio::test]
-#[ignore = "needs tools"]
 async fn custom_tools_and_namespaces_are_accepted() -> anyhow::Result<()> {
     let cluster = Cluster::start(Spec::aggregated(1)).await?;
     let tools = json!([
@@ -195,7 +193,6 @@ async fn custom_tools_and_namespaces_are_accepted() -> anyhow::Result<()> {
 
 /// No. 22: an output is a string, or a list of parts.
 #[tokio::test]
-#[ignore = "needs tools"]
 async fn an_output_may_be_a_list_of_parts() -> anyhow::Result<()> {
     let cluster = Cluster::start(Spec::aggregated(1)).await?;
     let mut socket = Socket::open(cluster.address()).await?;
@@ -234,7 +231,6 @@ async fn reasoning_comes_back_in_any_shape() -> anyhow::Result<()> {
 
 /// No. 24: items of hosted tools and of other worlds are context or nothing, but no mistake.
 #[tokio::test]
-#[ignore = "needs other items to be accepted"]
 async fn items_of_other_worlds_are_taken() -> anyhow::Result<()> {
     let cluster = Cluster::start(Spec::aggregated(1)).await?;
     for item in [
@@ -255,7 +251,6 @@ async fn items_of_other_worlds_are_taken() -> anyhow::Result<()> {
 
 /// No. 25: a call in a namespace names both.
 #[tokio::test]
-#[ignore = "needs tools"]
 async fn a_namespaced_call_comes_back_with_its_namespace() -> anyhow::Result<()> {
     let cluster = Cluster::start(Spec::aggregated(1)).await?;
     let tools =

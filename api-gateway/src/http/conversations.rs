@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use axum::extract::rejection::QueryRejection;
 use axum::extract::{Path, Query, State};
 use axum::http::HeaderMap;
 use axum::response::{IntoResponse, Response};
@@ -10,7 +11,7 @@ use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
-use super::listing::Page;
+use super::listing::{Page, query};
 use super::responses::json;
 use super::{App, body};
 use crate::conversations::{Conversation, ListedItem};
@@ -121,10 +122,10 @@ pub(super) async fn items(
     State(app): State<App>,
     headers: HeaderMap,
     Path(id): Path<String>,
-    Query(page): Query<Page>,
+    page: Result<Query<Page>, QueryRejection>,
 ) -> Result<Response, ApiError> {
     let items = app.conversation(&headers, &id)?.items();
-    Ok(json(page.of(items.into_iter().map(|item| (item.id, item.json)).collect())?))
+    Ok(json(query(page)?.of(items.into_iter().map(|item| (item.id, item.json)).collect())?))
 }
 
 pub(super) async fn add_items(

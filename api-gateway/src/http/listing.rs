@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use axum::extract::Query;
+use axum::extract::rejection::QueryRejection;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
@@ -10,6 +12,15 @@ use crate::wire::with_id;
 
 const DEFAULT_LIMIT: usize = 20;
 const MAX_LIMIT: usize = 100;
+
+/// What stands behind the `?` of a request.
+///
+/// # Errors
+/// When a parameter has a value that it cannot have.
+pub(super) fn query<T>(query: Result<Query<T>, QueryRejection>) -> Result<T, ApiError> {
+    let Query(query) = query.map_err(|rejection| ApiError::invalid("invalid_value", rejection.body_text()))?;
+    Ok(query)
+}
 
 /// Which part of a list is wanted.
 #[derive(Debug, Default, Deserialize)]

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::body::Body;
+use axum::extract::rejection::QueryRejection;
 use axum::extract::{Path, Query, State};
 use axum::http::{HeaderMap, header};
 use axum::response::{IntoResponse, Response};
@@ -12,11 +13,11 @@ use bytes::Bytes;
 use futures::StreamExt;
 use serde::{Deserialize, Serialize};
 
-use super::listing::Page;
+use super::listing::{Page, query};
 use super::{App, frame};
 use crate::background::EventLog;
 use crate::error::ApiError;
-use crate::wire::{Event, parse_counted};
+use crate::wire::{Event, events_of, parse_counted};
 
 /// How long a cancelled response may take to end.
 const CANCEL_TIMEOUT: Duration = Duration::from_secs(10);
@@ -33,17 +34,16 @@ pub(super) async fn get(
     State(app): State<App>,
     headers: HeaderMap,
     Path(id): Path<String>,
-    Query(how): Query<Retrieval>,
+    how: Result<Query<Retrieval>, QueryRejection>,
 ) -> Result<Response, ApiError> {
+    let how = query(how)?;
     let tenant = app.gateway.config().api_keys.tenant(&headers)?;
     let log = app.gateway.background().get(&id, &tenant);
     if how.stream {
-        let Some(log) = log else {
-            stored(&app, &id, &tenant).await?;
-            let message = "only the events of background responses are kept; leave out `stream`";
-            return Err(ApiError::unsupported("stream", message));
+        return match log {
+            Some(log) => Ok(stream(log, how.starting_after)),
+            None => Ok(replayed(&stored(&app, &id, &tenant).await?, how.starting_after)),
         };
-        return Ok(stream(log, how.starting_after));
     }
     if let Some(log) = log.filter(|log| !log.has_ended()) {
         return Ok(json(log.response()));
@@ -82,6 +82,15 @@ pub(super) fn stream(log: Arc<EventLog>, starting_after: Option<u64>) -> Respons
         .map(Ok::<_, Infallible>);
     let headers = [(header::CONTENT_TYPE, "text/event-stream"), (header::CACHE_CONTROL, "no-cache")];
     (headers, Body::from_stream(frames)).into_response()
+}
+
+/// The events of a response that has ended: its text comes in one piece.
+fn replayed(response: &str, starting_after: Option<u64>) -> Response {
+    let first = starting_after.map_or(0, |number| usize::try_from(number).unwrap_or(usize::MAX).saturating_add(1));
+    let events = events_of(response).into_iter().skip(first).map(|event| frame(&event));
+    let mut text: Vec<u8> = events.flat_map(|frame| frame.to_vec()).collect();
+    text.extend_from_slice(b"data: [DONE]\n\n");
+    ([(header::CONTENT_TYPE, "text/event-stream"), (header::CACHE_CONTROL, "no-cache")], text).into_response()
 }
 
 pub(super) fn json(text: String) -> Response {
@@ -131,14 +140,14 @@ pub(super) async fn input_items(
     State(app): State<App>,
     headers: HeaderMap,
     Path(id): Path<String>,
-    Query(page): Query<Page>,
+    page: Result<Query<Page>, QueryRejection>,
 ) -> Result<Response, ApiError> {
     let tenant = app.gateway.config().api_keys.tenant(&headers)?;
     let stored = app.gateway.store().recall(&id, &tenant).await?.ok_or_else(|| not_found(&id))?;
     let n_input = stored.history.len() - stored.n_output_items;
     let entries = stored.history.entries().into_iter().take(n_input);
     let items = entries.map(|entry| (entry.id.clone(), Arc::clone(&entry.json))).collect();
-    Ok(json(page.of(items)?))
+    Ok(json(query(page)?.of(items)?))
 }
 
 #[derive(Serialize)]

@@ -62,7 +62,7 @@ pub(crate) fn error_frame(error: &ApiError) -> Event {
 pub(crate) fn steer_failed(steer: &Steer) -> Event {
     #[derive(Serialize)]
     struct Failed<'a> {
-        previous_response_id: Option<&'a str>,
+        previous_response_id: Option<&'a RawValue>,
         input: Option<&'a RawValue>,
     }
     #[derive(Serialize)]

@@ -111,7 +111,7 @@ pub(crate) type Lane = Option<Box<str>>;
 /// A `response.steer`, as much as is needed to refuse it.
 #[derive(Debug, Clone)]
 pub(crate) struct Steer {
-    pub(crate) previous_response_id: Option<String>,
+    pub(crate) previous_response_id: Option<Box<RawValue>>,
     pub(crate) input: Option<Box<RawValue>>,
 }
 
@@ -133,7 +133,8 @@ struct Frame<'a> {
     response_id: Option<String>,
     #[serde(borrow, default)]
     stream_id: Option<&'a RawValue>,
-    previous_response_id: Option<String>,
+    #[serde(borrow, default)]
+    previous_response_id: Option<&'a RawValue>,
     #[serde(borrow, default)]
     input: Option<&'a RawValue>,
 }
@@ -221,7 +222,7 @@ pub(crate) fn parse_frame(text: &str) -> Result<ClientEvent, ApiError> {
             Ok(ClientEvent::Cancel { response_id: frame.response_id })
         }
         Some("response.steer") => Ok(ClientEvent::Steer(Steer {
-            previous_response_id: frame.previous_response_id,
+            previous_response_id: frame.previous_response_id.map(RawValue::to_owned),
             input: frame.input.map(RawValue::to_owned),
         })),
         Some("response.processed") => Ok(ClientEvent::Ignored),

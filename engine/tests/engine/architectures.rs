@@ -130,12 +130,12 @@ fn a_dialogue_begins_with_one_bos_where_the_model_wants_it() {
         written(&Tiny { adds_bos, template: template.clone(), ..Tiny::new("llama") }, "bos");
         for path in [scratch("bos").with_extension("gguf"), scratch("bos")] {
             let prompts = TextModel::open(&path).expect("the model is well-formed").prompts;
-            let message = Message { role: Role::User, content: "hello".to_owned() };
-            let ids = prompts.render_all(&[Entry::Message(&message)], Reply::Expected);
+            let message = Message { role: Role::User, content: "hello".into() };
+            let ids = prompts.render_all(&[Entry::Message(&message)], Reply::Expected, &[]);
             let ids = ids.expect("the template takes it");
             assert_eq!(ids.iter().filter(|id| **id == BOS).count(), expected, "{adds_bos} {template}");
             assert_eq!(ids[0] == BOS, expected == 1);
-            let extended = prompts.extend(LogEnd::Empty, &[message], Reply::Expected);
+            let extended = prompts.extend(LogEnd::Empty, &[message], Reply::Expected, &[]);
             assert_eq!(extended.expect("the template takes it"), ids);
         }
     }

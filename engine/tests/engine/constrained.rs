@@ -31,8 +31,8 @@ fn host(drafter: Drafter, speculate: Speculate) -> Host {
 }
 
 pub(crate) fn prompt(question: &str) -> Vec<u32> {
-    let message = Message { role: Role::User, content: question.to_owned() };
-    TEXT.prompts.render_all(&[Entry::Message(&message)], Reply::Expected).expect("the template takes it")
+    let message = Message { role: Role::User, content: question.into() };
+    TEXT.prompts.render_all(&[Entry::Message(&message)], Reply::Expected, &[]).expect("the template takes it")
 }
 
 fn wire(grammar: &str, triggers: &[Trigger]) -> v1::Constraint {

@@ -30,7 +30,7 @@ fn builder(source: &str) -> PromptBuilder {
 }
 
 fn message(role: Role, content: &str) -> Message {
-    Message { role, content: content.to_owned() }
+    Message { role, content: content.into() }
 }
 
 /// The text that ids stand for, control tokens included.
@@ -224,7 +224,7 @@ proptest! {
         for (prompts, class) in TEMPLATES.iter() {
             if *class == TemplateClass::AppendOnly {
                 let parts: Vec<Entry<'_>> = entries.iter().map(Owned::entry).collect();
-                let whole = prompts.render_all(&parts, reply).unwrap();
+                let whole = prompts.render_all(&parts, reply, &[]).unwrap();
                 prop_assert_eq!(in_steps(prompts, &entries, &cuts, reply).unwrap(), whole);
             }
         }
@@ -237,10 +237,10 @@ proptest! {
     ) {
         let messages: Vec<Message> = contents.iter().map(|(role, content)| message(*role, content)).collect();
         let entries: Vec<Entry<'_>> = messages.iter().map(Entry::Message).collect();
-        let borrowed: Vec<(Role, &str)> = messages.iter().map(|m| (m.role, m.content.as_str())).collect();
+        let borrowed: Vec<(Role, &str)> = messages.iter().map(|m| (m.role, m.content.text())).collect();
         for (prompts, _) in TEMPLATES.iter() {
             let Ok(text) = prompts.template().render(&borrowed, reply) else { continue };
-            let ids = prompts.render_all(&entries, reply).unwrap();
+            let ids = prompts.render_all(&entries, reply, &[]).unwrap();
             prop_assert_eq!(ids, tokenizer().encode_with_specials(&text), "{}", text);
         }
     }
@@ -252,7 +252,7 @@ proptest! {
         let control = |contents: &[(Role, String)], prompts: &PromptBuilder| -> Vec<u32> {
             let messages: Vec<Message> = contents.iter().map(|(role, content)| message(*role, content)).collect();
             let entries: Vec<Entry<'_>> = messages.iter().map(Entry::Message).collect();
-            let mut ids = prompts.render_all(&entries, Reply::Expected).unwrap_or_default();
+            let mut ids = prompts.render_all(&entries, Reply::Expected, &[]).unwrap_or_default();
             ids.retain(|id| *id < 17);
             ids
         };

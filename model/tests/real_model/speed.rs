@@ -33,7 +33,7 @@ fn speed() {
         let (time, n) = best(300, || tokenizer().encode_ordinary(&TEXT[..bytes]).len());
         println!("encode {bytes} B, {n} tokens: {time:?}");
     }
-    let result = [Message { role: Role::Tool, content: TEXT[..1024].to_owned() }];
+    let result = [Message { role: Role::Tool, content: TEXT[..1024].into() }];
     let end = LogEnd::Generated { closed: true };
     let (time, n) = best(300, || MODEL.prompts.extend(end, &result, Reply::Expected).unwrap().len());
     println!("extend by a tool result of 1 KB, {n} tokens: {time:?}");
