@@ -34,7 +34,7 @@ use tokio_util::task::TaskTracker;
 
 use store::Store;
 
-pub use auth::{ApiKeys, WeakKey};
+pub use auth::{ApiKeys, Secret, WeakKey};
 pub use store::{DiskConfig, OpenError, StoreLimits};
 
 /// The gateway's settings.
@@ -73,7 +73,7 @@ pub struct Config {
     /// Who may use the gateway.
     pub api_keys: ApiKeys,
     /// Of this the key is made under which summaries are sealed; without it they can be read until the gateway ends.
-    pub seal_secret: Option<String>,
+    pub seal_secret: Option<Secret>,
     /// Responses that run in the background, or ended a short while ago.
     pub max_background: usize,
     /// Conversations that clients have named.
