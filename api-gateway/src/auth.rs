@@ -9,10 +9,39 @@ use crate::error::ApiError;
 /// Shorter keys can be guessed.
 const MIN_KEY_CHARS: usize = 16;
 
+/// A text that is shown nowhere.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Secret(String);
+
+impl Secret {
+    /// The text, for whoever has to use it.
+    pub fn reveal(&self) -> &str {
+        &self.0
+    }
+}
+
+impl From<String> for Secret {
+    fn from(text: String) -> Self {
+        Self(text)
+    }
+}
+
+impl std::fmt::Debug for Secret {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Secret")
+    }
+}
+
 /// The keys that are accepted, as hashes; none: everybody is let in, as one tenant.
-#[derive(Debug, Clone, Default)]
+#[derive(Clone, Default)]
 pub struct ApiKeys {
     hashes: Arc<[(blake3::Hash, Arc<str>)]>,
+}
+
+impl std::fmt::Debug for ApiKeys {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "ApiKeys({})", self.hashes.len())
+    }
 }
 
 /// A key that cannot be used.
@@ -24,12 +53,14 @@ pub struct WeakKey {
 }
 
 impl ApiKeys {
-    /// The keys in `text`: one a line, empty lines and those that begin with `#` left out. Only their hashes are kept.
+    /// The keys in `text`: one a line or with commas between, empty lines and those that begin with `#` left out. Only
+    /// their hashes are kept.
     ///
     /// # Errors
     /// When a key is too short.
     pub fn parse(text: &str) -> Result<Self, WeakKey> {
-        let keys = text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#'));
+        let lines = text.lines().filter(|line| !line.trim_start().starts_with('#'));
+        let keys = lines.flat_map(|line| line.split(',')).map(str::trim).filter(|key| !key.is_empty());
         let hashed = keys.enumerate().map(|(idx, key)| {
             let n_chars = key.chars().count();
             if n_chars < MIN_KEY_CHARS {
@@ -100,5 +131,19 @@ mod tests {
         assert_eq!(tenant(&keys, ""), Err("missing_api_key"));
         assert_eq!(tenant(&ApiKeys::default(), ""), Ok("".into()));
         assert_eq!(ApiKeys::parse("short").map(|_| ()), Err(WeakKey { number: 1, n_chars: 5 }));
+    }
+
+    #[test]
+    fn keys_may_stand_in_one_line_and_are_shown_nowhere() {
+        let keys = ApiKeys::parse(
+            "# sk-not-a-key-0000000, sk-nor-this-0000000\nsk-0123456789abcdef,sk-fedcba9876543210",
+        )
+        .expect("two");
+        assert!(tenant(&keys, "Bearer sk-fedcba9876543210").is_ok());
+        assert_eq!(tenant(&keys, "Bearer sk-nor-this-0000000"), Err("invalid_api_key"));
+        assert_eq!(format!("{keys:?}"), "ApiKeys(2)");
+        let config =
+            crate::Config { seal_secret: Some("hidden".to_owned().into()), ..crate::Config::default() };
+        assert!(!format!("{config:?}").contains("hidden"));
     }
 }

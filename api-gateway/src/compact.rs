@@ -49,6 +49,7 @@ pub(crate) async fn compact(
     mut create: Create,
     origin: Origin,
 ) -> Result<String, ApiError> {
+    prepare::recall(gateway, &create, &origin).await?;
     let mut output = user_messages(gateway, &create, &origin)?;
     summarizing(&mut create);
     let never = CancellationToken::new();
@@ -76,6 +77,7 @@ pub(crate) async fn before_turn(
     origin: &Origin,
 ) -> Result<Option<String>, ApiError> {
     let Some(threshold) = create.compact_threshold else { return Ok(None) };
+    prepare::recall(gateway, create, origin).await?;
     if prepare::count_tokens(gateway, create, origin)? < threshold as usize {
         return Ok(None);
     }

@@ -56,6 +56,7 @@ struct Segment {
 #[derive(Debug, Clone)]
 pub(crate) struct TokenLog {
     head: Option<Arc<Segment>>,
+    n_segments: usize,
     len: usize,
     chain: HashChain,
     end: LogEnd,
@@ -82,11 +83,31 @@ impl Cut {
 
 impl TokenLog {
     pub(crate) fn new(key: HashKey) -> Self {
-        Self { head: None, len: 0, chain: HashChain::new(key), end: LogEnd::Empty }
+        Self { head: None, n_segments: 0, len: 0, chain: HashChain::new(key), end: LogEnd::Empty }
     }
 
     pub(crate) fn len(&self) -> usize {
         self.len
+    }
+
+    /// Parts that were appended so far.
+    pub(crate) fn n_segments(&self) -> usize {
+        self.n_segments
+    }
+
+    /// Whether this log is `earlier`, which is not empty, or grew out of it. O(segments since).
+    pub(crate) fn continues(&self, earlier: &Self) -> bool {
+        let since = self.n_segments.checked_sub(earlier.n_segments);
+        let then = since.and_then(|since| self.segments().nth(since));
+        then.zip(earlier.head.as_deref()).is_some_and(|(then, earlier)| std::ptr::eq(then, earlier))
+    }
+
+    /// Ids and items of the segments after the first `n`, oldest first. O(segments read).
+    pub(crate) fn segments_from(&self, n: usize) -> Vec<(&[u32], &[Item])> {
+        let newest = self.segments().take(self.n_segments.saturating_sub(n));
+        let mut parts: Vec<_> = newest.map(|segment| (&segment.ids[..], &segment.items[..])).collect();
+        parts.reverse();
+        parts
     }
 
     /// Where the log ends, for the chat template.
@@ -100,6 +121,7 @@ impl TokenLog {
         let hashes = self.chain.extend(&ids);
         let start = self.len;
         self.len += ids.len();
+        self.n_segments += 1;
         self.end = end;
         self.head =
             Some(Arc::new(Segment { parent: self.head.take(), start, ids, blocks_before, hashes, items }));

@@ -84,6 +84,11 @@ impl ApiError {
         Self::new(500, Kind::Server, "server_error", message)
     }
 
+    /// What was to be kept could not be, or what was kept could not be read.
+    pub(crate) fn storage(message: impl Into<String>) -> Self {
+        Self::new(500, Kind::Server, "storage_error", message)
+    }
+
     /// Nobody reads the answer any more.
     pub(crate) fn client_gone(message: impl Into<String>) -> Self {
         Self::new(499, Kind::InvalidRequest, CLIENT_GONE, message)

@@ -25,6 +25,10 @@ impl ContentHash {
         Self(hasher.finalize().into())
     }
 
+    pub(crate) fn as_bytes(&self) -> &[u8; 32] {
+        &self.0
+    }
+
     fn after(self, item: &ItemHash) -> Self {
         let mut hasher = blake3::Hasher::new();
         hasher.update(&self.0).update(&item.0);
@@ -76,6 +80,16 @@ impl Entry {
 
     pub(crate) fn hash(&self) -> Option<ItemHash> {
         self.hash
+    }
+
+    /// An entry as it was kept: its hash and its call's id.
+    pub(crate) fn kept(id: String, json: Arc<str>, hash: Option<[u8; 32]>, call_id: Option<String>) -> Self {
+        Self { id, json, hash: hash.map(ItemHash), call_id }
+    }
+
+    /// What [`kept`](Self::kept) needs besides id and JSON.
+    pub(crate) fn to_keep(&self) -> (Option<&[u8; 32]>, Option<&str>) {
+        (self.hash.as_ref().map(|hash| &hash.0), self.call_id.as_deref())
     }
 }
 

@@ -27,14 +27,17 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use axum::Router;
+use kv::hash::HashKey;
 use model::TextModel;
 use proto::net::BadAddress;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-pub use auth::{ApiKeys, WeakKey};
-pub use store::StoreLimits;
+use store::Store;
+
+pub use auth::{ApiKeys, Secret, WeakKey};
+pub use store::{DiskConfig, OpenError, StoreLimits};
 
 /// The gateway's settings.
 #[derive(Debug, Clone)]
@@ -67,10 +70,12 @@ pub struct Config {
     /// Other workers tried when one fails during a turn.
     pub max_resubmissions: usize,
     pub store: StoreLimits,
+    /// Where responses are kept that outlive the process; without it none does.
+    pub disk: Option<DiskConfig>,
     /// Who may use the gateway.
     pub api_keys: ApiKeys,
     /// Of this the key is made under which summaries are sealed; without it they can be read until the gateway ends.
-    pub seal_secret: Option<String>,
+    pub seal_secret: Option<Secret>,
     /// Responses that run in the background, or ended a short while ago.
     pub max_background: usize,
     /// Conversations that clients have named.
@@ -101,6 +106,7 @@ impl Default for Config {
                 max_tokens: 256 << 20,
                 ttl: Duration::from_secs(24 * 3600),
             },
+            disk: None,
             api_keys: ApiKeys::default(),
             seal_secret: None,
             max_background: 1024,
@@ -122,11 +128,20 @@ impl Readiness {
     }
 }
 
+/// Why a gateway cannot start.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    #[error(transparent)]
+    Router(#[from] BadAddress),
+    #[error(transparent)]
+    Store(#[from] OpenError),
+}
+
 /// Serves clients on `listener` until `shutdown`, then lets running turns finish. `routes` holds what the process
 /// serves beside (health, metrics).
 ///
 /// # Errors
-/// When a router's address is malformed.
+/// When a router's address is malformed, or the folder for responses cannot be used.
 pub async fn run(
     config: Config,
     text: TextModel,
@@ -134,12 +149,14 @@ pub async fn run(
     routes: Router,
     readiness: Readiness,
     shutdown: CancellationToken,
-) -> Result<(), BadAddress> {
+) -> Result<(), StartError> {
     let tasks = TaskTracker::new();
     let cluster = cluster::ClusterClient::new(&config.routers)?;
     tasks.spawn(cluster.clone().refresh(readiness.clone(), shutdown.clone()));
     let drain = config.drain;
-    let gateway = state::Gateway::new(config, text, cluster);
+    let store = open_store(&config, &text).await?;
+    tasks.spawn(sweep(store.clone(), shutdown.clone()));
+    let gateway = state::Gateway::new(config, text, cluster, store.clone());
     let app = routes.merge(http::routes(gateway, tasks.clone(), shutdown.clone()));
     let listener = axum::serve::ListenerExt::tap_io(listener, |stream| {
         // A socket that cannot be tuned still works.
@@ -162,5 +179,22 @@ pub async fn run(
         () = served => {}
         () = cut => tracing::warn!("connections are cut: the drain period is over"),
     }
+    store.close().await;
     Ok(())
+}
+
+async fn open_store(config: &Config, text: &TextModel) -> Result<Store, OpenError> {
+    let hash_key = HashKey::derive(&text.fingerprint, b"");
+    let Some(disk) = config.disk.clone() else { return Ok(Store::in_memory(config.store, hash_key)) };
+    let (limits, text) = (config.store, text.clone());
+    let opening = tokio::task::spawn_blocking(move || Store::open(limits, &disk, &text, hash_key));
+    opening.await.unwrap_or_else(|_| Err(OpenError::Interrupted))
+}
+
+/// Removes what has expired from the disk, now and then.
+async fn sweep(store: Store, shutdown: CancellationToken) {
+    let Some(interval) = store.sweep_interval() else { return };
+    while shutdown.run_until_cancelled(tokio::time::sleep(interval)).await.is_some() {
+        store.sweep();
+    }
 }

@@ -30,6 +30,12 @@ pub const RERENDERS: &str = "baton_gateway_rerenders_total";
 pub const CONTENT_MATCHES: &str = "baton_gateway_content_matches_total";
 /// Turns that could not build on what their conversation had cached, by kind of the change.
 pub const CACHE_BREAKS: &str = "baton_gateway_cache_breaks_total";
+/// From the end of a response to its being durable.
+pub const STORE_SECONDS: &str = "baton_gateway_store_seconds";
+/// What durable responses take on disk, about.
+pub const STORE_BYTES: &str = "baton_gateway_store_bytes";
+/// Responses that were read from disk because memory did not have them.
+pub const RECALLS: &str = "baton_gateway_recalls_total";
 /// Turns sent again after a worker failed.
 pub const RESUBMISSIONS: &str = "baton_gateway_resubmissions_total";
 /// Plans made without a router.

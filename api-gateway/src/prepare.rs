@@ -17,11 +17,11 @@ use crate::error::ApiError;
 use crate::history::{ContentHash, History};
 use crate::metrics as names;
 use crate::state::Gateway;
-use crate::store::Stored;
+use crate::store::{Base, Stored};
 use crate::turn::Origin;
 use crate::wire::{Create, InputItem, InputKind, Tools};
 
-pub(crate) use basis::{Basis, all_entries, count_tokens, find_basis};
+pub(crate) use basis::{Basis, all_entries, count_tokens, find_basis, recall};
 use render::{build, most_prompt_tokens, truncated};
 
 /// A turn ready to run.
@@ -50,6 +50,8 @@ pub(crate) struct Prepared {
     pub(crate) instructions: Option<Arc<str>>,
     pub(crate) tools: Arc<Tools>,
     pub(crate) last_decode: String,
+    /// The durable response that the log grew out of.
+    pub(crate) base: Option<Base>,
 }
 
 /// Builds the turn's prompt.
@@ -95,6 +97,7 @@ pub(crate) fn prepare(
     Ok(Prepared {
         conversation: parent.map_or_else(|| response_id.clone(), |parent| parent.conversation.clone()),
         last_decode: parent.map(|parent| parent.decode_worker.clone()).unwrap_or_default(),
+        base: parent.and_then(|parent| parent.base_of(&built.log)),
         response_id,
         tenant: Arc::clone(&origin.tenant),
         n_own_tokens: built.n_tokenized + own_text_tokens(parent, instructions.as_ref(), &tools),

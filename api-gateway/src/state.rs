@@ -33,12 +33,11 @@ struct Shared {
 }
 
 impl Gateway {
-    pub(crate) fn new(config: Config, text: TextModel, cluster: ClusterClient) -> Self {
-        let store = Store::new(config.store);
+    pub(crate) fn new(config: Config, text: TextModel, cluster: ClusterClient, store: Store) -> Self {
         let background = Background::new(config.max_background, config.max_request_bytes);
         let conversations = Conversations::new(config.max_conversations);
         let seal = match &config.seal_secret {
-            Some(secret) => Seal::new(secret.as_bytes()),
+            Some(secret) => Seal::new(secret.reveal().as_bytes()),
             None => Seal::new(&rand::random::<[u8; 32]>()),
         };
         let hash_key = HashKey::derive(&text.fingerprint, b"");

@@ -1,15 +1,38 @@
-//! Responses that can be continued, by id and by what was said: bounded in number, in size and in age, the oldest go
-//! first.
+//! Responses that can be continued, by id and by what was said.
+//!
+//! ```text
+//!   turn ──▶ Store ──▶ Memory    everything recent, bounded: the answer to nearly every question
+//!              │ ▲
+//!       put    ▼ │ recall        what memory does not have, chain of rows by chain of rows
+//!            Durable ──▶ Disk    responses that are to be kept, one row each (redb)
+//! ```
+//! A response with `store: true` is durable before its last event is sent. What is asked of memory is answered at once;
+//! only [`Store::recall`] and [`Store::recall_after`] wait for a disk.
 
-use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+mod bytes;
+mod chain;
+mod disk;
+mod durable;
+mod memory;
+mod row;
 
-use dashmap::DashMap;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use kv::hash::HashKey;
+use model::TextModel;
 
 use crate::conversation::TokenLog;
+use crate::error::ApiError;
 use crate::history::{ContentHash, Entry, History};
+use crate::metrics as names;
 use crate::wire::Tools;
+
+pub use disk::OpenError;
+use durable::{Durable, Failure, Wanted};
+use memory::Memory;
+use row::Form;
 
 /// Everything a later turn needs of an earlier one, and what is told of it.
 #[derive(Debug)]
@@ -32,26 +55,61 @@ pub(crate) struct Stored {
     pub(crate) decode_worker: String,
     /// The client's name for the conversation's cache.
     pub(crate) cache_key: Option<String>,
+    /// The durable response that its log and its items grew out of.
+    pub(crate) base: Option<Base>,
     /// The final response object; None when the client asked not to store it.
     pub(crate) response: Option<Arc<str>>,
 }
 
-/// Limits of the store.
+/// A durable response, as the beginning of later ones.
+#[derive(Debug, Clone)]
+pub(crate) struct Base {
+    pub(crate) id: Arc<str>,
+    pub(crate) log: TokenLog,
+    /// Items up to its end.
+    pub(crate) n_entries: usize,
+}
+
+impl Stored {
+    /// The items that this turn added: its input and its output.
+    pub(crate) fn own_entries(&self) -> Vec<&Entry> {
+        self.history.newest(self.n_own_items)
+    }
+
+    /// What a response that continues this one with `log` is built upon, if the log was not rendered anew.
+    pub(crate) fn base_of(&self, log: &TokenLog) -> Option<Base> {
+        self.as_base().filter(|base| log.continues(&base.log))
+    }
+
+    fn as_base(&self) -> Option<Base> {
+        if self.response.is_none() {
+            return self.base.clone();
+        }
+        let id = self.id.as_str().into();
+        Some(Base { id, log: self.log.clone(), n_entries: self.history.len() })
+    }
+}
+
+/// Limits of what is kept in memory.
 #[derive(Debug, Clone, Copy)]
 pub struct StoreLimits {
     /// Responses kept.
     pub max_responses: usize,
     /// Tokens kept, counting each response's own part once.
     pub max_tokens: usize,
-    /// How long a response can be continued.
+    /// How long a response can be continued; those on disk have a life of their own.
     pub ttl: Duration,
 }
 
-#[derive(Debug, Default)]
-struct Order {
-    /// Oldest first: the response, when stored, tokens of its own.
-    queue: VecDeque<(Arc<Stored>, Instant, usize)>,
-    n_tokens: usize,
+/// Where and for how long responses are kept on disk.
+#[derive(Debug, Clone)]
+pub struct DiskConfig {
+    /// The folder, for this gateway alone. It is made if it is not there.
+    pub folder: PathBuf,
+    /// How long a response is kept after it was made or last continued.
+    pub ttl: Duration,
+    /// Beyond this many bytes the oldest go first.
+    pub max_bytes: u64,
 }
 
 /// The store of one gateway. Cheap to clone.
@@ -62,119 +120,177 @@ pub(crate) struct Store {
 
 #[derive(Debug)]
 struct Inner {
-    by_id: DashMap<String, (Arc<Stored>, Instant)>,
-    by_content: DashMap<ContentHash, Arc<Stored>>,
-    by_cache_key: DashMap<(Arc<str>, String), Arc<Stored>>,
-    /// Items that can be referred to: by (tenant, id) as they were sent.
-    items: DashMap<(Arc<str>, String), Arc<str>>,
-    order: Mutex<Order>,
+    memory: Memory,
+    durable: Durable,
+    hash_key: HashKey,
     limits: StoreLimits,
 }
 
 impl Store {
-    pub(crate) fn new(limits: StoreLimits) -> Self {
-        let inner = Inner {
-            by_id: DashMap::new(),
-            by_content: DashMap::new(),
-            by_cache_key: DashMap::new(),
-            items: DashMap::new(),
-            order: Mutex::default(),
-            limits,
-        };
-        Self { inner: Arc::new(inner) }
+    /// A store whose responses end with the process.
+    pub(crate) fn in_memory(limits: StoreLimits, hash_key: HashKey) -> Self {
+        Self::new(limits, Durable::Nothing, hash_key)
     }
 
-    /// A stored response of `tenant`.
+    /// A store whose responses outlive the process. Reads the file once, so it may take a while.
+    ///
+    /// # Errors
+    /// When the folder or the file cannot be used; nothing has been changed then.
+    pub(crate) fn open(
+        limits: StoreLimits,
+        config: &DiskConfig,
+        text: &TextModel,
+        hash_key: HashKey,
+    ) -> Result<Self, OpenError> {
+        let disk = disk::Disk::open(config, Form::of(text))?;
+        Ok(Self::new(limits, Durable::Disk(disk), hash_key))
+    }
+
+    fn new(limits: StoreLimits, durable: Durable, hash_key: HashKey) -> Self {
+        Self { inner: Arc::new(Inner { memory: Memory::new(limits), durable, hash_key, limits }) }
+    }
+
+    /// A stored response of `tenant`, if it is in memory.
     pub(crate) fn get(&self, id: &str, tenant: &str) -> Option<Arc<Stored>> {
-        let entry = self.inner.by_id.get(id)?;
-        let (stored, since) = &*entry;
-        let fresh = since.elapsed() <= self.inner.limits.ttl;
-        (fresh && *stored.tenant == *tenant).then(|| Arc::clone(stored))
+        self.inner.memory.get(id, tenant)
     }
 
-    /// The newest response after which exactly this had been said, stored by the client's wish or not.
+    /// The newest response in memory after which exactly this had been said, stored by the client's wish or not.
     pub(crate) fn after(&self, content: &ContentHash) -> Option<Arc<Stored>> {
-        self.inner.by_content.get(content).map(|stored| Arc::clone(&stored))
+        self.inner.memory.after(content)
     }
 
     /// The newest response under a client's cache key.
     pub(crate) fn latest_of(&self, tenant: &Arc<str>, cache_key: &str) -> Option<Arc<Stored>> {
-        let key = (Arc::clone(tenant), cache_key.to_owned());
-        self.inner.by_cache_key.get(&key).map(|stored| Arc::clone(&stored))
+        self.inner.memory.latest_of(tenant, cache_key)
     }
 
-    /// The JSON of a stored item.
+    /// The JSON of an item of a response in memory.
     pub(crate) fn item(&self, tenant: &Arc<str>, id: &str) -> Option<Arc<str>> {
-        self.inner.items.get(&(Arc::clone(tenant), id.to_owned())).map(|json| Arc::clone(&json))
+        self.inner.memory.item(tenant, id)
     }
 
-    /// Forgets a response: it can neither be asked for nor continued by id.
-    pub(crate) fn delete(&self, id: &str, tenant: &str) -> bool {
-        let removed = self.inner.by_id.remove_if(id, |_, (stored, _)| *stored.tenant == *tenant);
-        removed.is_some_and(|(_, (stored, _))| {
-            self.inner.forget_content(&stored);
-            true
-        })
+    /// A stored response of `tenant`, wherever it is; it is in memory afterwards.
+    ///
+    /// # Errors
+    /// When the disk fails.
+    pub(crate) async fn recall(&self, id: &str, tenant: &str) -> Result<Option<Arc<Stored>>, ApiError> {
+        if let Some(stored) = self.get(id, tenant) {
+            return Ok(Some(stored));
+        }
+        self.inner.read(Wanted::Id(id.to_owned()), tenant).await
     }
 
-    /// Keeps a response whose own part of the log is `n_tokens` long. Only those with a response object can be found by
-    /// their id.
-    pub(crate) fn put(&self, stored: Arc<Stored>, n_tokens: usize) {
-        let now = Instant::now();
+    /// Looks on disk for the response after which the first possible of `contents` had been said. True when it is in
+    /// memory now.
+    ///
+    /// # Errors
+    /// When the disk fails.
+    pub(crate) async fn recall_after(
+        &self,
+        contents: Vec<ContentHash>,
+        tenant: &str,
+    ) -> Result<bool, ApiError> {
+        Ok(self.inner.read(Wanted::After(contents), tenant).await?.is_some())
+    }
+
+    /// Brings the response that has a stored item into memory, if there is one.
+    ///
+    /// # Errors
+    /// When the disk fails.
+    pub(crate) async fn recall_item(&self, tenant: &Arc<str>, id: &str) -> Result<(), ApiError> {
+        if self.item(tenant, id).is_none() {
+            self.inner.read(Wanted::Item(id.to_owned()), tenant).await?;
+        }
+        Ok(())
+    }
+
+    /// Forgets a response of `tenant`: it can neither be asked for nor continued.
+    ///
+    /// # Errors
+    /// When the disk fails; the response is still there then.
+    pub(crate) async fn delete(&self, id: &str, tenant: &str) -> Result<bool, ApiError> {
+        let was_durable = self.inner.durable.delete(id, tenant).await.map_err(|failure| {
+            ApiError::storage(format!("the response could not be deleted: {failure}; try again"))
+        })?;
+        Ok(self.inner.memory.delete(id, tenant) || was_durable)
+    }
+
+    /// Keeps a response whose own part costs `n_tokens`; one with a response object is durable afterwards.
+    ///
+    /// # Errors
+    /// When the disk fails; the response is not kept then.
+    pub(crate) async fn put(&self, stored: Arc<Stored>, n_tokens: usize) -> Result<(), ApiError> {
         let inner = &*self.inner;
-        let mut order = inner.order.lock().unwrap_or_else(PoisonError::into_inner);
-        order.queue.push_back((Arc::clone(&stored), now, n_tokens));
-        order.n_tokens += n_tokens;
-        inner.by_content.insert(stored.history.content(), Arc::clone(&stored));
-        if let Some(key) = &stored.cache_key {
-            inner.by_cache_key.insert((Arc::clone(&stored.tenant), key.clone()), Arc::clone(&stored));
-        }
+        let mut life = inner.limits.ttl;
         if stored.response.is_some() {
-            for entry in stored.own_entries() {
-                inner.items.insert((Arc::clone(&stored.tenant), entry.id.clone()), Arc::clone(&entry.json));
-            }
-            inner.by_id.insert(stored.id.clone(), (stored, now));
+            inner.durable.put(Arc::clone(&stored)).await.map_err(|failure| not_kept(&failure))?;
+            life = inner.durable.ttl().unwrap_or(life);
+        } else if let Some(base) = &stored.base {
+            inner.durable.touch(&base.id);
         }
-        while let Some((_, since, n_tokens)) = order.queue.front() {
-            let keep = order.queue.len() <= inner.limits.max_responses
-                && order.n_tokens <= inner.limits.max_tokens
-                && now.duration_since(*since) <= inner.limits.ttl;
-            if keep {
-                break;
-            }
-            order.n_tokens -= *n_tokens;
-            if let Some((stored, ..)) = order.queue.pop_front() {
-                inner.forget(&stored);
-            }
-        }
+        inner.memory.put(stored, n_tokens, life);
+        Ok(())
+    }
+
+    /// Whether responses outlive the process.
+    pub(crate) fn is_durable(&self) -> bool {
+        !matches!(self.inner.durable, Durable::Nothing)
+    }
+
+    /// How often [`sweep`](Self::sweep) is worth its while; None: never.
+    pub(crate) fn sweep_interval(&self) -> Option<Duration> {
+        const MOST: Duration = Duration::from_secs(30);
+        self.inner.durable.ttl().map(|ttl| (ttl / 4).clamp(Duration::from_millis(100), MOST))
+    }
+
+    /// Removes what has expired from the disk.
+    pub(crate) fn sweep(&self) {
+        self.inner.durable.sweep();
+    }
+
+    /// Waits until everything is on disk and closes it; whatever is put later fails.
+    pub(crate) async fn close(&self) {
+        self.inner.durable.close().await;
     }
 }
 
 impl Inner {
-    fn forget(&self, stored: &Arc<Stored>) {
-        self.by_id.remove(&stored.id);
-        self.forget_content(stored);
-        if stored.response.is_some() {
-            for entry in stored.own_entries() {
-                self.items.remove(&(Arc::clone(&stored.tenant), entry.id.clone()));
-            }
+    /// Reads a response from disk into memory.
+    async fn read(self: &Arc<Self>, wanted: Wanted, tenant: &str) -> Result<Option<Arc<Stored>>, ApiError> {
+        if matches!(self.durable, Durable::Nothing) {
+            return Ok(None);
         }
+        let (inner, tenant) = (Arc::clone(self), tenant.to_owned());
+        let reading = tokio::task::spawn_blocking(move || inner.read_now(&wanted, &tenant));
+        let read = reading.await.unwrap_or_else(|_| Err(Failure::interrupted()));
+        read.map_err(|failure| {
+            ApiError::storage(format!("the store of responses could not be read: {failure}"))
+        })
     }
 
-    fn forget_content(&self, stored: &Arc<Stored>) {
-        self.by_content.remove_if(&stored.history.content(), |_, other| Arc::ptr_eq(other, stored));
-        if let Some(key) = &stored.cache_key {
-            let key = (Arc::clone(&stored.tenant), key.clone());
-            self.by_cache_key.remove_if(&key, |_, other| Arc::ptr_eq(other, stored));
-        }
+    fn read_now(&self, wanted: &Wanted, tenant: &str) -> Result<Option<Arc<Stored>>, Failure> {
+        let known = |id: &str| self.memory.get(id, tenant);
+        let Some(found) = self.durable.find(wanted, tenant, &known)? else { return Ok(None) };
+        let stored = match found.chain.restore(self.hash_key) {
+            Ok(stored) => Arc::new(stored),
+            Err(error) => {
+                tracing::warn!(response = found.id, %error, "a response on disk cannot be used");
+                return Ok(None);
+            }
+        };
+        metrics::counter!(names::RECALLS).increment(1);
+        let text = stored.response.as_ref().map_or(0, |text| text.len() / 4);
+        let n_tokens = stored.log.len() + text;
+        let lives = self.memory.put_again(Arc::clone(&stored), n_tokens, found.life);
+        Ok(lives.then_some(stored))
     }
 }
 
-impl Stored {
-    /// The items that this turn added: its input and its output.
-    pub(crate) fn own_entries(&self) -> Vec<&Entry> {
-        self.history.newest(self.n_own_items)
-    }
+fn not_kept(failure: &Failure) -> ApiError {
+    ApiError::storage(format!(
+        "the response could not be stored: {failure}; with `store: false` it need not be"
+    ))
 }
 
 #[cfg(test)]

@@ -28,7 +28,7 @@ use crate::error::ApiError;
 use crate::history::Entry;
 use crate::metrics as names;
 use crate::output::{Output, Part};
-use crate::prepare::{Prepared, find_basis, prepare};
+use crate::prepare::{Prepared, find_basis, prepare, recall};
 use crate::state::Gateway;
 use crate::store::Stored;
 use crate::wire::{self, Create, Status as ItemStatus, Usage};
@@ -154,7 +154,11 @@ async fn prepare_off_thread(
     create: Create,
     origin: Origin,
 ) -> Result<(Prepared, Create), ApiError> {
-    let basis = find_basis(gateway, &create, &origin)?;
+    recall(gateway, &create, &origin).await?;
+    let mut basis = find_basis(gateway, &create, &origin)?;
+    if !create.starts_anew {
+        basis.recall_by_content(gateway, &origin).await?;
+    }
     if !basis.is_slow(gateway, &create) {
         return Ok((prepare(gateway, &create, &origin, basis)?, create));
     }
@@ -477,7 +481,14 @@ impl<'a> Run<'a> {
         let stored = Arc::new(self.stored(finish, &emitter, &response));
         let text = if self.create.store { response.len() / 4 } else { 0 };
         let own = self.prepared.n_own_tokens + self.generated.len() + text;
-        self.gateway.store().put(Arc::clone(&stored), own);
+        let put = self.gateway.store().put(Arc::clone(&stored), own);
+        if let Err(error) = emitter.waiting(put).await? {
+            if !emitter.has_begun() {
+                return Err(error);
+            }
+            let response = emitter.fail(&error, account).await?;
+            return Ok(Ended { response, stored: None });
+        }
         self.add_to_conversation(&stored);
         self.record(usage, &emitter, began);
         emitter.end(&phase).await?;
@@ -537,6 +548,7 @@ impl<'a> Run<'a> {
             tools: Arc::clone(&prepared.tools),
             decode_worker: self.decode_worker.clone(),
             cache_key: self.create.prompt_cache_key.clone(),
+            base: prepared.base.clone(),
             response: self.create.store.then(|| response.into()),
         }
     }

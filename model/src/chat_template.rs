@@ -73,7 +73,8 @@ impl Content {
         self.specials.push((self.text.len(), id));
     }
 
-    pub(crate) fn specials(&self) -> &[(usize, u32)] {
+    /// (before this byte of the text, id) of each special token, in order.
+    pub fn specials(&self) -> &[(usize, u32)] {
         &self.specials
     }
 }

@@ -16,7 +16,7 @@ const HELP: &str = "Type a message; /new starts a new conversation, /quit ends.\
 pub async fn run(args: ChatArgs) -> anyhow::Result<()> {
     let model = match args.name {
         Some(name) => name,
-        None => served_model(&args.url).await?,
+        None => served_model(&args.url, args.api_key.as_ref()).await?,
     };
     let style = Style {
         model,
@@ -25,7 +25,7 @@ pub async fn run(args: ChatArgs) -> anyhow::Result<()> {
         top_p: args.top_p,
         max_output_tokens: args.max_output_tokens,
     };
-    let mut client = Client::connect(&args.url).await?;
+    let mut client = Client::connect(&args.url, args.api_key.as_ref()).await?;
     if let Some(text) = args.once {
         return one(&mut client, &text, &style).await;
     }
@@ -51,7 +51,7 @@ pub async fn run(args: ChatArgs) -> anyhow::Result<()> {
                     }
                     say(&format!("{error:#}\n"))?;
                     // A lost connection takes the conversation along unless the server has stored it; it has.
-                    client = client.reconnected(&args.url).await?;
+                    client = client.reconnected(&args.url, args.api_key.as_ref()).await?;
                 }
             }
         }

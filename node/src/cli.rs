@@ -3,7 +3,9 @@
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::time::Duration;
 
+use api_gateway::Secret;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use model::reference::ModelRef;
 
@@ -172,6 +174,69 @@ pub struct ApiArgs {
     /// How long a response can be continued, in seconds
     #[arg(long, env = "BATON_RESPONSE_TTL_S", value_name = "S", default_value_t = 24 * 3600)]
     pub response_ttl_s: u64,
+    #[command(flatten)]
+    pub keep: KeepArgs,
+    #[command(flatten)]
+    pub access: AccessArgs,
+}
+
+/// What outlives a gateway.
+#[derive(Debug, Clone, Args)]
+pub struct KeepArgs {
+    /// A folder of this gateway's own, where stored responses and conversations outlive it; without one they end with
+    /// the process
+    #[arg(long, env = "BATON_DATA_DIR", value_name = "DIR")]
+    pub data_dir: Option<PathBuf>,
+    /// How long a stored response is kept after it was made or last continued, such as 30d, 12h, 90m or 45s
+    #[arg(long, env = "BATON_STORE_TTL", value_name = "TIME", default_value = "30d", value_parser = time)]
+    pub store_ttl: Duration,
+    /// Room for stored responses in the data folder, in MiB; beyond it the oldest go first
+    #[arg(long, env = "BATON_STORE_MAX_MB", value_name = "MIB", default_value_t = 1024)]
+    pub store_max_mb: u64,
+}
+
+/// Who may use a gateway, and what it seals with.
+#[derive(Debug, Clone, Args)]
+pub struct AccessArgs {
+    /// A file with the API keys that are accepted, one a line; lines that begin with # are comments
+    #[arg(long, env = "BATON_API_KEYS_FILE", value_name = "FILE")]
+    pub api_keys_file: Option<PathBuf>,
+    /// API keys that are accepted, with commas or newlines between; better in the environment or the file, as a command
+    /// line can be read by others
+    #[arg(
+        long, env = "BATON_API_KEYS", value_name = "KEYS", value_parser = secret, hide_env_values = true,
+        hide_default_value = true
+    )]
+    pub api_keys: Option<Secret>,
+    /// Serve everybody, without API keys, even on an address that others can reach
+    #[arg(long, env = "BATON_ALLOW_ANONYMOUS")]
+    pub allow_anonymous: bool,
+    /// A file with the secret that compacted conversations are sealed with; the same one for all gateways
+    #[arg(long, env = "BATON_SEAL_SECRET_FILE", value_name = "FILE")]
+    pub seal_secret_file: Option<PathBuf>,
+    /// The secret itself [default: one that is made once and kept in the data folder]
+    #[arg(
+        long, env = "BATON_SEAL_SECRET", value_name = "SECRET", value_parser = secret, hide_env_values = true,
+        hide_default_value = true
+    )]
+    pub seal_secret: Option<Secret>,
+}
+
+/// Never fails: the message would show the text.
+#[expect(clippy::unnecessary_wraps, reason = "clap's parsers return a Result")]
+fn secret(text: &str) -> Result<Secret, std::convert::Infallible> {
+    Ok(text.to_owned().into())
+}
+
+/// A whole number and its unit.
+fn time(text: &str) -> Result<Duration, String> {
+    const UNITS: [(char, u64); 4] = [('s', 1), ('m', 60), ('h', 3600), ('d', 24 * 3600)];
+    let unit = UNITS.iter().find_map(|(unit, seconds)| Some((text.strip_suffix(*unit)?, seconds)));
+    let parsed = unit.and_then(|(number, seconds)| number.parse::<u64>().ok()?.checked_mul(*seconds));
+    parsed
+        .filter(|seconds| *seconds > 0)
+        .map(Duration::from_secs)
+        .ok_or_else(|| "give a whole number, at least 1, and s, m, h or d, such as 30d".to_owned())
 }
 
 /// How turns are planned.
@@ -285,6 +350,9 @@ pub struct ChatArgs {
     /// Send one message, print the answer, and end
     #[arg(long, value_name = "TEXT")]
     pub once: Option<String>,
+    /// An API key, if the server asks for one
+    #[arg(long, env = "BATON_API_KEY", value_name = "KEY", value_parser = secret, hide_env_values = true, hide_default_value = true)]
+    pub api_key: Option<Secret>,
     /// The model's name [default: what the server serves]
     #[arg(long, value_name = "NAME")]
     pub name: Option<String>,

@@ -3,12 +3,15 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
+use api_gateway::Secret;
 use futures::{SinkExt, StreamExt};
 use serde::Deserialize;
 use serde_json::json;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
-use tokio_tungstenite::tungstenite::Message;
+use tokio_tungstenite::tungstenite::client::IntoClientRequest;
+use tokio_tungstenite::tungstenite::http::{HeaderValue, StatusCode, header};
+use tokio_tungstenite::tungstenite::{Error, Message};
 use tokio_tungstenite::{MaybeTlsStream, WebSocketStream, connect_async_with_config};
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
@@ -94,27 +97,40 @@ struct Problem {
 }
 
 impl Client {
-    /// Connects to `url`, such as `ws://127.0.0.1:8080/v1/responses`.
+    /// Connects to `url`, such as `ws://127.0.0.1:8080/v1/responses`; with `key` if the server asks for one.
     ///
     /// # Errors
     /// When nobody listens there, or it is no WebSocket.
-    pub async fn connect(url: &str) -> anyhow::Result<Self> {
+    pub async fn connect(url: &str, key: Option<&Secret>) -> anyhow::Result<Self> {
         let advice =
             || format!("cannot connect to {url}: is `baton up` running there? (--url names the endpoint)");
-        let connected = tokio::time::timeout(CONNECT_TIMEOUT, connect_async_with_config(url, None, true))
+        let mut request = url.into_client_request().with_context(advice)?;
+        if let Some(key) = key {
+            let value = HeaderValue::from_str(&format!("Bearer {}", key.reveal()));
+            let mut value =
+                value.map_err(|_| anyhow::anyhow!("the API key has characters that no header can hold"))?;
+            value.set_sensitive(true);
+            request.headers_mut().insert(header::AUTHORIZATION, value);
+        }
+        let connected = tokio::time::timeout(CONNECT_TIMEOUT, connect_async_with_config(request, None, true))
             .await
             .with_context(advice)?;
-        let (socket, _) = connected.with_context(advice)?;
-        Ok(Self { socket, previous: None })
+        match connected {
+            Ok((socket, _)) => Ok(Self { socket, previous: None }),
+            Err(Error::Http(answer)) if answer.status() == StatusCode::UNAUTHORIZED => {
+                bail!("{url} asks for an API key: give a known one with --api-key or BATON_API_KEY")
+            }
+            Err(error) => Err(error).with_context(advice),
+        }
     }
 
     /// A new connection to `url` that continues the same conversation.
     ///
     /// # Errors
     /// When the server cannot be reached.
-    pub async fn reconnected(self, url: &str) -> anyhow::Result<Self> {
+    pub async fn reconnected(self, url: &str, key: Option<&Secret>) -> anyhow::Result<Self> {
         let previous = self.previous;
-        Ok(Self { previous, ..Self::connect(url).await? })
+        Ok(Self { previous, ..Self::connect(url, key).await? })
     }
 
     /// Forgets the conversation: the next turn starts a new one.
@@ -205,14 +221,16 @@ impl Client {
 ///
 /// # Errors
 /// When it cannot be asked.
-pub async fn served_model(url: &str) -> anyhow::Result<String> {
+pub async fn served_model(url: &str, key: Option<&Secret>) -> anyhow::Result<String> {
     let rest = url.strip_prefix("ws://").context("only ws:// endpoints are supported")?;
     let (host, path) = rest.split_once('/').context("the URL has no path; it ends with /v1/responses")?;
     let path = path.strip_suffix("/responses").or_else(|| path.strip_suffix("responses")).unwrap_or("v1");
     let address = if host.contains(':') { host.to_owned() } else { format!("{host}:80") };
     let ask = async {
         let mut stream = TcpStream::connect(&address).await?;
-        let request = format!("GET /{path}/models HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n");
+        let key = key.map_or_else(String::new, |key| format!("Authorization: Bearer {}\r\n", key.reveal()));
+        let request =
+            format!("GET /{path}/models HTTP/1.1\r\nHost: {host}\r\n{key}Connection: close\r\n\r\n");
         stream.write_all(request.as_bytes()).await?;
         let mut answer = String::new();
         stream.take(1 << 20).read_to_string(&mut answer).await?;
@@ -229,6 +247,9 @@ pub async fn served_model(url: &str) -> anyhow::Result<String> {
     #[derive(Deserialize)]
     struct Model {
         id: String,
+    }
+    if answer.starts_with("HTTP/1.1 401") {
+        bail!("{url} asks for an API key: give a known one with --api-key or BATON_API_KEY");
     }
     let body = answer.split_once("\r\n\r\n").map(|(_, body)| body).context("an answer without a body")?;
     let models: Models = serde_json::from_str(body).context("the answer of /v1/models is not understood")?;

@@ -1,5 +1,6 @@
 //! The one binary's parts: configuration, telemetry, roles and their order of shutdown, and the tools for people.
 
+mod access;
 pub mod chat;
 pub mod cli;
 pub mod client;

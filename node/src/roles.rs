@@ -14,6 +14,7 @@ use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
+use crate::access::{self, Access};
 use crate::cli::{
     ApiArgs, DrainArgs, EngineArgs, GatewayArgs, KvDtype, PlanArgs, RouterArgs, Speculation, WorkerArgs,
 };
@@ -24,6 +25,8 @@ use crate::telemetry::Telemetry;
 
 /// Larger numbers are mistakes, not limits.
 const MAX_COUNT: usize = 1 << 32;
+const MIN_STORE_MB: u64 = 4;
+const MAX_STORE_MB: u64 = 1 << 20;
 const MAX_THREADS: usize = 256;
 const MAX_STEP_TOKENS: usize = 4096;
 
@@ -132,12 +135,13 @@ async fn until_signal<T>(
 /// When the port or the model cannot be had.
 pub async fn run_gateway(args: GatewayArgs, telemetry: &Telemetry) -> anyhow::Result<()> {
     check_api(&args.api)?;
+    let access = access::read(&args.api, args.listen)?;
     let listener = bind(args.listen).await?;
     let address = listener.local_addr()?;
     let path = models::fetch(&args.model).await?;
     let text = loading::open_text(&path).await?;
     tracing::info!(%address, model = text.name, routers = args.routers.join(","), "gateway serves");
-    let config = gateway_config(&args.api, &args.drain, args.routers);
+    let config = gateway_config(&args.api, &args.drain, args.routers, access);
     let readiness = api_gateway::Readiness::default();
     until_signal(async |shutdown| serve_gateway(config, text, listener, telemetry, readiness, shutdown).await)
         .await
@@ -406,6 +410,9 @@ pub(crate) fn check_api(api: &ApiArgs) -> anyhow::Result<()> {
     if !(0.0..=2.0).contains(&api.temperature) || !(0.0..=1.0).contains(&api.top_p) {
         return Err(BadConfig("--temperature is between 0 and 2, --top-p between 0 and 1".to_owned()).into());
     }
+    if !(MIN_STORE_MB..=MAX_STORE_MB).contains(&api.keep.store_max_mb) {
+        return Err(BadConfig(format!("--store-max-mb is between {MIN_STORE_MB} and {MAX_STORE_MB}")).into());
+    }
     if api.ping_ms == 0 || api.heartbeat_ms == 0 || api.connection_life_s == 0 {
         return Err(
             BadConfig("--ping-ms, --heartbeat-ms and --connection-life-s are at least 1".to_owned()).into()
@@ -414,7 +421,18 @@ pub(crate) fn check_api(api: &ApiArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-pub(crate) fn gateway_config(api: &ApiArgs, drain: &DrainArgs, routers: Vec<String>) -> api_gateway::Config {
+pub(crate) fn gateway_config(
+    api: &ApiArgs,
+    drain: &DrainArgs,
+    routers: Vec<String>,
+    access: Access,
+) -> api_gateway::Config {
+    let keep = &api.keep;
+    let disk = keep.data_dir.as_ref().map(|folder| api_gateway::DiskConfig {
+        folder: folder.clone(),
+        ttl: keep.store_ttl,
+        max_bytes: keep.store_max_mb << 20,
+    });
     api_gateway::Config {
         routers,
         temperature: api.temperature,
@@ -433,7 +451,11 @@ pub(crate) fn gateway_config(api: &ApiArgs, drain: &DrainArgs, routers: Vec<Stri
             max_tokens: api.max_stored_tokens,
             ttl: Duration::from_secs(api.response_ttl_s),
         },
+        disk,
+        api_keys: access.api_keys,
+        seal_secret: access.seal_secret,
         drain: Duration::from_secs(drain.drain_s),
+        ..api_gateway::Config::default()
     }
 }
 

@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use anyhow::ensure;
+use api_gateway::Secret;
 
 use crate::chat::figures;
 use crate::client::{Client, Style, Turn};
@@ -22,7 +23,7 @@ const INSTRUCTIONS: &str = "You are a careful assistant inside a cluster that ha
 ///
 /// # Errors
 /// When any part of the path fails.
-pub async fn run(api: SocketAddr, model: &str) -> anyhow::Result<String> {
+pub async fn run(api: SocketAddr, model: &str, key: Option<&Secret>) -> anyhow::Result<String> {
     let style = Style {
         model: model.to_owned(),
         instructions: Some(INSTRUCTIONS.to_owned()),
@@ -30,7 +31,7 @@ pub async fn run(api: SocketAddr, model: &str) -> anyhow::Result<String> {
         top_p: 1.0,
         max_output_tokens: 48,
     };
-    let mut client = Client::connect(&format!("ws://{api}/v1/responses")).await?;
+    let mut client = Client::connect(&format!("ws://{api}/v1/responses"), key).await?;
     let questions = ["What is the capital of France?", "And what is the capital of Italy?"];
     let mut report = String::new();
     for (idx, question) in questions.into_iter().enumerate() {

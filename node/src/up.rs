@@ -11,6 +11,7 @@ use tokio::net::TcpListener;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
+use crate::access::{self, Access};
 use crate::cli::UpArgs;
 use crate::loading::{self, Loaded};
 use crate::roles::{self, BadConfig, Host, Worker, WorkerRole};
@@ -66,6 +67,8 @@ pub async fn run(args: UpArgs, telemetry: &Telemetry) -> anyhow::Result<()> {
     roles::check_api(&args.api)?;
     roles::check_plan(&args.plan)?;
     roles::check_engine(&args.engine, args.decode + args.prefill)?;
+    let access = access::read(&args.api, args.listen)?;
+    let own_key = access.own_key.clone();
     let began = Instant::now();
     let listener = roles::bind(args.listen).await?;
     let (signalled, signals) = roles::shutdown_on_signal()?;
@@ -74,11 +77,11 @@ pub async fn run(args: UpArgs, telemetry: &Telemetry) -> anyhow::Result<()> {
         let loaded = loading::load(&args.model, &args.engine, args.engine.speculation).await?;
         let name = loaded.text.name.clone();
         let mut banner = String::new();
-        let mut cluster = start(&args, &loaded, listener, telemetry, &mut banner).await?;
+        let mut cluster = start(&args, &loaded, (listener, access), telemetry, &mut banner).await?;
         cluster.ready().await?;
         if !args.skip_self_check {
             banner.push_str("One real conversation went through all of it:\n");
-            let checked = self_check::run(cluster.api, &name).await;
+            let checked = self_check::run(cluster.api, &name, own_key.as_ref()).await;
             banner.push_str(&checked.context("the cluster is up but its first conversation failed")?);
         }
         invite(&mut banner, cluster.api, &name, began.elapsed());
@@ -105,7 +108,7 @@ pub async fn run(args: UpArgs, telemetry: &Telemetry) -> anyhow::Result<()> {
 async fn start(
     args: &UpArgs,
     loaded: &Loaded,
-    listener: TcpListener,
+    (listener, access): (TcpListener, Access),
     telemetry: &Telemetry,
     banner: &mut String,
 ) -> anyhow::Result<Cluster> {
@@ -154,7 +157,7 @@ async fn start(
     let _ = writeln!(banner, "  {:<10} http://{api}", "gateway");
     let readiness = api_gateway::Readiness::default();
     let ready = readiness.clone();
-    let config = roles::gateway_config(&args.api, &args.drain, vec![router_address]);
+    let config = roles::gateway_config(&args.api, &args.drain, vec![router_address], access);
     let (own_telemetry, shutdown, text) = (telemetry.clone(), gateway.shutdown.clone(), loaded.text.clone());
     gateway.tasks.spawn(async move {
         roles::serve_gateway(config, text, listener, &own_telemetry, ready, shutdown).await

@@ -53,7 +53,9 @@ pub(super) async fn get(
 
 /// The final response object of a stored response, or of one in the background that failed.
 async fn stored(app: &App, id: &str, tenant: &str) -> Result<String, ApiError> {
-    if let Some(response) = app.gateway.store().get(id, tenant).and_then(|stored| stored.response.clone()) {
+    if let Some(response) =
+        app.gateway.store().recall(id, tenant).await?.and_then(|stored| stored.response.clone())
+    {
         return Ok(response.to_string());
     }
     match app.gateway.background().get(id, tenant) {
@@ -113,7 +115,7 @@ pub(super) async fn delete(
 ) -> Result<Response, ApiError> {
     let tenant = app.gateway.config().api_keys.tenant(&headers)?;
     let log = app.gateway.background().get(&id, &tenant);
-    let was_stored = app.gateway.store().delete(&id, &tenant);
+    let was_stored = app.gateway.store().delete(&id, &tenant).await?;
     if log.is_none() && !was_stored {
         return Err(not_found(&id));
     }
@@ -145,7 +147,7 @@ pub(super) async fn input_items(
     page: Result<Query<Page>, QueryRejection>,
 ) -> Result<Response, ApiError> {
     let tenant = app.gateway.config().api_keys.tenant(&headers)?;
-    let stored = app.gateway.store().get(&id, &tenant).ok_or_else(|| not_found(&id))?;
+    let stored = app.gateway.store().recall(&id, &tenant).await?.ok_or_else(|| not_found(&id))?;
     let n_input = stored.history.len() - stored.n_output_items;
     let entries = stored.history.entries().into_iter().take(n_input);
     let items = entries.map(|entry| (entry.id.clone(), Arc::clone(&entry.json))).collect();
@@ -167,6 +169,7 @@ pub(super) async fn input_tokens(
     let origin = app.origin(&headers)?;
     let create = parse_counted(&super::body::decoded(&app, &headers, body)?)?;
     let gateway = app.gateway.clone();
+    crate::prepare::recall(&gateway, &create, &origin).await?;
     let counting =
         tokio::task::spawn_blocking(move || crate::prepare::count_tokens(&gateway, &create, &origin));
     let input_tokens =

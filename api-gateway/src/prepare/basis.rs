@@ -30,6 +30,27 @@ pub(crate) struct Basis {
     pub(super) entries: Vec<Entry>,
 }
 
+/// Brings what the request names into memory, where [`find_basis`] looks for it.
+///
+/// # Errors
+/// When the disk fails.
+pub(crate) async fn recall(gateway: &Gateway, create: &Create, origin: &Origin) -> Result<(), ApiError> {
+    if !gateway.store().is_durable() {
+        return Ok(());
+    }
+    if let Some(id) = &create.previous_response_id
+        && origin.latest.as_ref().is_none_or(|latest| latest.id != *id)
+    {
+        gateway.store().recall(id, &origin.tenant).await?;
+    }
+    for item in &create.input {
+        if let InputKind::Reference(id) = &item.kind {
+            gateway.store().recall_item(&origin.tenant, id).await?;
+        }
+    }
+    Ok(())
+}
+
 /// Checks the request against the model and finds what it continues: the response it names, or else the one after which
 /// exactly the beginning of its input had been said.
 ///
@@ -83,6 +104,30 @@ impl Basis {
     pub(super) fn appends_to(&self, gateway: &Gateway, parent: &Stored) -> bool {
         let same_tools = Arc::ptr_eq(&self.tools, &parent.tools);
         self.instructions == parent.instructions && same_tools && appendable(gateway, &self.new)
+    }
+
+    /// Looks on disk for the conversation that the input repeats, when memory does not know it.
+    ///
+    /// # Errors
+    /// When the disk fails.
+    pub(crate) async fn recall_by_content(
+        &mut self,
+        gateway: &Gateway,
+        origin: &Origin,
+    ) -> Result<(), ApiError> {
+        // A single item repeats no conversation.
+        if self.parent.is_some() || self.entries.len() < 2 || !gateway.store().is_durable() {
+            return Ok(());
+        }
+        let start = ContentHash::start(&origin.tenant, self.instructions.as_deref(), &self.tools);
+        let mut contents = History::new(start).contents_with(&self.entries);
+        contents.remove(0);
+        contents.reverse();
+        contents.dedup();
+        if gateway.store().recall_after(contents, &origin.tenant).await? {
+            self.find_by_content(gateway, origin);
+        }
+        Ok(())
     }
 
     /// Looks for the conversation that the input repeats, longest first. O(items).
