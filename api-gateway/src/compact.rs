@@ -93,7 +93,7 @@ pub(crate) async fn before_turn(
     let end: Final<'_> = serde_json::from_str(&ended.response)
         .map_err(|error| ApiError::internal(format!("the summary could not be read: {error}")))?;
     let items = end.output.iter().filter_map(|item| serde_json::from_str::<Item>(item.get()).ok());
-    Ok(items.filter_map(|item| item.encrypted_content).last())
+    Ok(items.filter_map(|item| item.encrypted_content).next_back())
 }
 
 /// Makes a request one for a summary.

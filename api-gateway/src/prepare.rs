@@ -155,6 +155,5 @@ fn sampling(gateway: &Gateway, create: &Create) -> v1::Sampling {
         seed: create.seed.unwrap_or_else(rand::random),
         logprobs: create.include.logprobs || create.top_logprobs.is_some_and(|n| n > 0),
         top_logprobs: create.top_logprobs.unwrap_or(0),
-        ..v1::Sampling::default()
     }
 }

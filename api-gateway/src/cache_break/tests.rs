@@ -11,8 +11,8 @@ fn the_first_tool_that_changed_is_named() {
         assert_eq!((changed.as_str(), how), (first, kind));
     };
     let all = [a.clone(), b.clone(), c.clone()];
-    check(&all, &[a.clone(), c.clone(), b.clone()], "tools[1] c", "reorder");
-    check(&all, &[a.clone(), tool("b", "changed"), c.clone()], "tools[1] b", "edit");
+    check(&all, &[a.clone(), c.clone(), b], "tools[1] c", "reorder");
+    check(&all, &[a, tool("b", "changed"), c], "tools[1] b", "edit");
     check(&all[..2], &all, "tools[2] c", "insert");
     check(&all, &all[..1], "tools[1] b", "remove");
 }
