@@ -14,7 +14,9 @@ mod matcher;
 
 use std::collections::HashMap;
 use std::fmt;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::mpsc::{RecvTimeoutError, sync_channel};
+use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
+use std::time::Duration;
 
 use llguidance::api::TopLevelGrammar;
 use llguidance::earley::SlicedBiasComputer;
@@ -27,13 +29,20 @@ use environment::Environment;
 pub use matcher::{Mask, Matcher};
 
 /// The longest source, in bytes.
-pub const MAX_SOURCE_BYTES: usize = 1 << 20;
+pub const MAX_SOURCE_BYTES: usize = 512 << 10;
 
-/// Brackets within brackets, wherever they stand: the compilers below call themselves for each.
-pub const MAX_NESTING: usize = 256;
+/// The most lines of a source, of which each can be a rule.
+pub const MAX_LINES: usize = 4096;
 
-/// The stack of a compilation; [`MAX_NESTING`] levels need a small part of it.
-const STACK_BYTES: usize = 32 << 20;
+/// The stack of a compilation, of which only what is used takes memory: llguidance calls itself for a rule within a rule
+/// (4 kB) and for a schema within a schema or behind a `$ref` (up to 16 kB, and 36 bytes of source), however many follow.
+const STACK_BYTES: usize = 512 << 20;
+
+/// How long a compilation may take, and how long one may wait to begin. What takes longer goes on for nobody.
+const MAX_COMPILE_TIME: Duration = Duration::from_secs(5);
+
+/// Compilations at the same time: the other cores are the model's.
+const MAX_COMPILING: usize = 2;
 
 /// Compiled grammars that are kept, and the bytes of their lexers; a usual one takes less than a megabyte.
 const MAX_COMPILED: usize = 64;
@@ -43,7 +52,7 @@ const MAX_COMPILED_BYTES: usize = 128 << 20;
 const MAX_LEXER_STATES: usize = 10_000;
 
 /// Symbols of a grammar; the largest schemas that are in use need less.
-const MAX_GRAMMAR_SYMBOLS: usize = 250_000;
+const MAX_GRAMMAR_SYMBOLS: usize = 100_000;
 
 /// Longer messages say no more.
 const MAX_MESSAGE_CHARS: usize = 300;
@@ -53,8 +62,12 @@ const MAX_MESSAGE_CHARS: usize = 300;
 pub enum Error {
     #[error("the grammar has {n_bytes} bytes, at most {MAX_SOURCE_BYTES} are allowed")]
     TooLong { n_bytes: usize },
-    #[error("the grammar is nested more than {MAX_NESTING} levels deep")]
-    TooDeep,
+    #[error("the grammar has {n_lines} lines, at most {MAX_LINES} are allowed")]
+    TooManyLines { n_lines: usize },
+    #[error("compiling the grammar takes more than {MAX_COMPILE_TIME:?}: make it simpler")]
+    TooSlow,
+    #[error("too many grammars are being compiled: try again later")]
+    Busy,
     /// The source is wrong; the message names line and column where they are known.
     #[error("{0}")]
     Invalid(String),
@@ -69,13 +82,17 @@ pub enum Error {
 /// Compiles grammars for one vocabulary. Share it with `Arc`.
 ///
 /// What all its grammars share (a trie of the tokens, masks of common kinds of text) is made at the first compilation:
-/// a third of a second and 30 MB for 50 thousand tokens.
+/// a third of a second and 20 MB for 50 thousand tokens.
 pub struct GrammarEngine {
+    compiler: Arc<Compiler>,
+    compiled: Mutex<Compiled>,
+    places: Arc<Places>,
+}
+
+/// What compilations share.
+struct Compiler {
     tokenizer: Arc<Tokenizer>,
     factory: OnceLock<Result<ParserFactory, Error>>,
-    compiled: Mutex<Compiled>,
-    /// Held while a grammar is compiled: one at a time leaves the cores to the model.
-    compiling: Mutex<()>,
 }
 
 /// Grammars by the hash of their source. All are forgotten when they become too many.
@@ -106,12 +123,8 @@ impl Compiled {
 impl GrammarEngine {
     /// Does no work yet.
     pub fn new(tokenizer: &Arc<Tokenizer>) -> Self {
-        Self {
-            tokenizer: Arc::clone(tokenizer),
-            factory: OnceLock::new(),
-            compiled: Mutex::default(),
-            compiling: Mutex::default(),
-        }
+        let compiler = Compiler { tokenizer: Arc::clone(tokenizer), factory: OnceLock::new() };
+        Self { compiler: Arc::new(compiler), compiled: Mutex::default(), places: Arc::default() }
     }
 
     /// Checks and compiles `source`, or finds it among those compiled before. Blocks for some milliseconds, at the first
@@ -123,24 +136,32 @@ impl GrammarEngine {
         if source.len() > MAX_SOURCE_BYTES {
             return Err(Error::TooLong { n_bytes: source.len() });
         }
-        if nesting(source) > MAX_NESTING {
-            return Err(Error::TooDeep);
+        let n_lines = source.lines().count();
+        if n_lines > MAX_LINES {
+            return Err(Error::TooManyLines { n_lines });
         }
         let hash = blake3::hash(source.as_bytes());
         if let Some(grammar) = self.find(&hash) {
             return Ok(grammar);
         }
-        let _one_at_a_time = self.compiling.lock().unwrap_or_else(PoisonError::into_inner);
+        let place = Places::take(&self.places)?;
+        // Who had the place before may have compiled the same.
         if let Some(grammar) = self.find(&hash) {
             return Ok(grammar);
         }
-        let start = std::thread::scope(|scope| {
-            let work = || start(self.factory()?, source);
-            let thread = std::thread::Builder::new().name("grammar".to_owned()).stack_size(STACK_BYTES);
-            let thread =
-                thread.spawn_scoped(scope, work).map_err(|error| Error::Failed(error.to_string()))?;
-            thread.join().unwrap_or_else(|_| Err(Error::Failed("compiling it was interrupted".to_owned())))
-        })?;
+        let (answer, compiled) = sync_channel(1);
+        let (compiler, text) = (Arc::clone(&self.compiler), source.to_owned());
+        let work = move || {
+            let _place = place;
+            // Nobody waits any more when it took too long.
+            let _ = answer.send(compiler.start(&text));
+        };
+        let thread = std::thread::Builder::new().name("grammar".to_owned()).stack_size(STACK_BYTES);
+        thread.spawn(work).map_err(|error| Error::Failed(error.to_string()))?;
+        let start = compiled.recv_timeout(MAX_COMPILE_TIME).map_err(|error| match error {
+            RecvTimeoutError::Timeout => Error::TooSlow,
+            RecvTimeoutError::Disconnected => Error::Failed("compiling it was interrupted".to_owned()),
+        })??;
         let grammar = Grammar { start: Arc::new(start) };
         self.compiled.lock().unwrap_or_else(PoisonError::into_inner).keep(hash, &grammar);
         Ok(grammar)
@@ -148,7 +169,64 @@ impl GrammarEngine {
 
     /// The bytes of the tokens that grammars are about.
     pub fn byte_table(&self) -> Arc<ByteTable> {
-        self.tokenizer.byte_table()
+        self.compiler.tokenizer.byte_table()
+    }
+
+    fn find(&self, hash: &blake3::Hash) -> Option<Grammar> {
+        self.compiled.lock().unwrap_or_else(PoisonError::into_inner).grammars.get(hash).cloned()
+    }
+}
+
+impl fmt::Debug for GrammarEngine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("GrammarEngine").field("tokenizer", &self.compiler.tokenizer).finish_non_exhaustive()
+    }
+}
+
+/// Places for compilations, of which a few are taken.
+#[derive(Default)]
+struct Places {
+    n_taken: Mutex<usize>,
+    given_back: Condvar,
+}
+
+/// One of them, until it is dropped.
+struct Place(Arc<Places>);
+
+impl Places {
+    fn take(places: &Arc<Self>) -> Result<Place, Error> {
+        let n_taken = places.n_taken.lock().unwrap_or_else(PoisonError::into_inner);
+        let full = |n_taken: &mut usize| *n_taken >= MAX_COMPILING;
+        let waited = places.given_back.wait_timeout_while(n_taken, MAX_COMPILE_TIME, full);
+        let (mut n_taken, timeout) = waited.unwrap_or_else(PoisonError::into_inner);
+        if timeout.timed_out() {
+            return Err(Error::Busy);
+        }
+        *n_taken += 1;
+        Ok(Place(Arc::clone(places)))
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        *self.0.n_taken.lock().unwrap_or_else(PoisonError::into_inner) -= 1;
+        self.0.given_back.notify_one();
+    }
+}
+
+impl Compiler {
+    /// The parser of `source` at its start. It has made its first mask, the one that costs most.
+    fn start(&self, source: &str) -> Result<TokenParser, Error> {
+        let factory = self.factory()?;
+        let compile = || {
+            let mut parser = factory.create_parser(TopLevelGrammar::from_lark(source.to_owned()))?;
+            parser.parser.grammar().lexer_spec().check_rollback()?;
+            parser.start_without_prompt();
+            Ok(parser)
+        };
+        let mut matcher = Matcher::new(caught(compile).map_err(Error::Invalid)?);
+        matcher.mask().map_err(|error| Error::Invalid(format!("no output is possible: {error}")))?;
+        Ok(matcher.into_parser())
     }
 
     fn factory(&self) -> Result<&ParserFactory, Error> {
@@ -169,16 +247,6 @@ impl GrammarEngine {
         });
         factory.as_ref().map_err(Clone::clone)
     }
-
-    fn find(&self, hash: &blake3::Hash) -> Option<Grammar> {
-        self.compiled.lock().unwrap_or_else(PoisonError::into_inner).grammars.get(hash).cloned()
-    }
-}
-
-impl fmt::Debug for GrammarEngine {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("GrammarEngine").field("tokenizer", &self.tokenizer).finish_non_exhaustive()
-    }
 }
 
 impl Grammar {
@@ -192,35 +260,6 @@ impl fmt::Debug for Grammar {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Grammar").finish_non_exhaustive()
     }
-}
-
-/// The parser of `source` at its start. It has made its first mask, the one that costs most.
-fn start(factory: &ParserFactory, source: &str) -> Result<TokenParser, Error> {
-    let compile = || {
-        let mut parser = factory.create_parser(TopLevelGrammar::from_lark(source.to_owned()))?;
-        parser.parser.grammar().lexer_spec().check_rollback()?;
-        parser.start_without_prompt();
-        Ok(parser)
-    };
-    let mut matcher = Matcher::new(caught(compile).map_err(Error::Invalid)?);
-    matcher.mask().map_err(|error| Error::Invalid(format!("no output is possible: {error}")))?;
-    Ok(matcher.into_parser())
-}
-
-/// The deepest nesting of brackets. Those in strings and regular expressions count too: it is a limit, not a reading.
-fn nesting(source: &str) -> usize {
-    let (mut depth, mut deepest, mut escaped) = (0usize, 0, false);
-    for byte in source.bytes() {
-        match byte {
-            _ if escaped => {}
-            b'(' | b'[' | b'{' => depth += 1,
-            b')' | b']' | b'}' => depth = depth.saturating_sub(1),
-            _ => {}
-        }
-        escaped = byte == b'\\' && !escaped;
-        deepest = deepest.max(depth);
-    }
-    deepest
 }
 
 /// Runs llguidance: whatever goes wrong in there, panics included, is one line of text.

@@ -14,20 +14,6 @@ fn messages_become_one_line_with_a_place() {
 }
 
 #[test]
-fn nesting_is_counted_wherever_brackets_stand() {
-    for (source, depth) in [
-        ("", 0),
-        ("start: a (b [c])", 2),
-        (")))(", 1),
-        (r#"start: "(" /\(\[/ "[""#, 2),
-        (r#"start: %json {"a": [[{}]]}"#, 4),
-        ("()()()", 1),
-    ] {
-        assert_eq!(nesting(source), depth, "{source}");
-    }
-}
-
-#[test]
 fn a_schema_keeps_its_own_white_space_options() {
     let own = serde_json::json!({"type": "object", "x-guidance": {"whitespace_flexible": true}});
     assert!(source::json_schema(&own).contains(r#""x-guidance":{"whitespace_flexible":true}"#));
