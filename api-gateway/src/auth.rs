@@ -93,10 +93,14 @@ impl ApiKeys {
         };
         let hash = blake3::hash(key.trim().as_bytes());
         // blake3 compares hashes in constant time; all keys are looked at, whichever it is.
-        let found = self.hashes.iter().fold(None, |found, (known, tenant)| {
-            if *known == hash { Some(tenant) } else { found }
-        });
-        let tenant = found.ok_or_else(|| ApiError::unauthorized("invalid_api_key", "this API key is not known here"))?;
+        let found = self.hashes.iter().fold(
+            None,
+            |found, (known, tenant)| {
+                if *known == hash { Some(tenant) } else { found }
+            },
+        );
+        let tenant = found
+            .ok_or_else(|| ApiError::unauthorized("invalid_api_key", "this API key is not known here"))?;
         Ok(Arc::clone(tenant))
     }
 }
@@ -117,7 +121,8 @@ mod tests {
 
     #[test]
     fn only_known_keys_are_let_in_and_each_is_a_tenant_of_its_own() {
-        let keys = ApiKeys::parse("# mine\nsk-0123456789abcdef\n\n sk-fedcba9876543210 \n").expect("two keys");
+        let keys =
+            ApiKeys::parse("# mine\nsk-0123456789abcdef\n\n sk-fedcba9876543210 \n").expect("two keys");
         let first = tenant(&keys, "Bearer sk-0123456789abcdef").expect("known");
         let second = tenant(&keys, "Bearer sk-fedcba9876543210").expect("known");
         assert_ne!(first, second);
@@ -130,11 +135,15 @@ mod tests {
 
     #[test]
     fn keys_may_stand_in_one_line_and_are_shown_nowhere() {
-        let keys = ApiKeys::parse("# sk-not-a-key-0000000, sk-nor-this-0000000\nsk-0123456789abcdef,sk-fedcba9876543210").expect("two");
+        let keys = ApiKeys::parse(
+            "# sk-not-a-key-0000000, sk-nor-this-0000000\nsk-0123456789abcdef,sk-fedcba9876543210",
+        )
+        .expect("two");
         assert!(tenant(&keys, "Bearer sk-fedcba9876543210").is_ok());
         assert_eq!(tenant(&keys, "Bearer sk-nor-this-0000000"), Err("invalid_api_key"));
         assert_eq!(format!("{keys:?}"), "ApiKeys(2)");
-        let config = crate::Config { seal_secret: Some("hidden".to_owned().into()), ..crate::Config::default() };
+        let config =
+            crate::Config { seal_secret: Some("hidden".to_owned().into()), ..crate::Config::default() };
         assert!(!format!("{config:?}").contains("hidden"));
     }
 }

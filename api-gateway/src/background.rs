@@ -127,7 +127,9 @@ impl Background {
     pub(crate) fn begin(&self, id: &str, tenant: &Arc<str>) -> Result<Arc<EventLog>, ApiError> {
         self.logs.retain(|_, log| log.state().ended.is_none_or(|ended| ended.elapsed() < KEPT_FOR));
         if self.logs.len() >= self.max_logs {
-            return Err(ApiError::overloaded("too many background responses run or are kept: try again shortly"));
+            return Err(ApiError::overloaded(
+                "too many background responses run or are kept: try again shortly",
+            ));
         }
         let log = Arc::new(EventLog {
             tenant: Arc::clone(tenant),

@@ -44,7 +44,11 @@ struct Compacted<'a> {
 ///
 /// # Errors
 /// As for a turn of the same input.
-pub(crate) async fn compact(gateway: &Gateway, mut create: Create, origin: Origin) -> Result<String, ApiError> {
+pub(crate) async fn compact(
+    gateway: &Gateway,
+    mut create: Create,
+    origin: Origin,
+) -> Result<String, ApiError> {
     prepare::recall(gateway, &create, &origin).await?;
     let mut output = user_messages(gateway, &create, &origin)?;
     summarizing(&mut create);
@@ -53,8 +57,13 @@ pub(crate) async fn compact(gateway: &Gateway, mut create: Create, origin: Origi
     let end: Final<'_> = serde_json::from_str(&ended.response)
         .map_err(|error| ApiError::internal(format!("the summary could not be read: {error}")))?;
     output.extend(end.output.iter().map(|item| (*item).to_owned()));
-    let compacted =
-        Compacted { id: new_id("resp"), object: "response.compaction", created_at: unix_now(), output, usage: end.usage };
+    let compacted = Compacted {
+        id: new_id("resp"),
+        object: "response.compaction",
+        created_at: unix_now(),
+        output,
+        usage: end.usage,
+    };
     Ok(serde_json::to_string(&compacted).expect("our own types serialize"))
 }
 
@@ -84,7 +93,7 @@ pub(crate) async fn before_turn(
     let end: Final<'_> = serde_json::from_str(&ended.response)
         .map_err(|error| ApiError::internal(format!("the summary could not be read: {error}")))?;
     let items = end.output.iter().filter_map(|item| serde_json::from_str::<Item>(item.get()).ok());
-    Ok(items.filter_map(|item| item.encrypted_content).last())
+    Ok(items.filter_map(|item| item.encrypted_content).next_back())
 }
 
 /// Makes a request one for a summary.
@@ -100,7 +109,11 @@ fn summarizing(create: &mut Create) {
     }
 }
 
-fn user_messages(gateway: &Gateway, create: &Create, origin: &Origin) -> Result<Vec<Box<RawValue>>, ApiError> {
+fn user_messages(
+    gateway: &Gateway,
+    create: &Create,
+    origin: &Origin,
+) -> Result<Vec<Box<RawValue>>, ApiError> {
     #[derive(Deserialize)]
     struct Role {
         role: Option<String>,

@@ -85,7 +85,8 @@ pub(crate) fn constraint(
     };
     // Where a form for answers is given, a call is one more possibility, unless there must be one.
     let answer = schema.as_deref().filter(|_| !calls.is_forced);
-    let mut constraint = of_calls(gateway, tools, &calls.allowed, |tools| format.grammar(tools, choice, answer))?;
+    let mut constraint =
+        of_calls(gateway, tools, &calls.allowed, |tools| format.grammar(tools, choice, answer))?;
     if choice == Choice::Lazy {
         constraint.trigger = Some(format.trigger());
     }
@@ -99,7 +100,8 @@ fn calls(create: &Create, tools: &Tools) -> Result<Calls, ApiError> {
     let all = || (0..tools.shown.len()).collect::<Vec<_>>();
     let find = |name: &str| {
         tools.find(name).ok_or_else(|| {
-            let message = format!("tool_choice names the tool `{name}`, which is not among the tools of the request");
+            let message =
+                format!("tool_choice names the tool `{name}`, which is not among the tools of the request");
             ApiError::bad_value("tool_choice", message)
         })
     };
@@ -157,7 +159,8 @@ fn of_calls(
                 Input::Json { schema, strict: false } => *schema = ANY_OBJECT.to_owned(),
                 Input::Json { .. } => return Err(ApiError::bad_value(format!("{param}.parameters"), why)),
                 Input::Text(form) => {
-                    let why = form.as_ref().map_or(Ok(()), |form| alone_error(gateway, form)).err().unwrap_or(why);
+                    let why =
+                        form.as_ref().map_or(Ok(()), |form| alone_error(gateway, form)).err().unwrap_or(why);
                     return Err(ApiError::bad_value(format!("{param}.format.definition"), why));
                 }
             }

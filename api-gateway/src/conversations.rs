@@ -47,7 +47,8 @@ impl Conversation {
         let mut state = self.state();
         let n_bytes: usize = items.iter().map(|item| item.json.len()).sum();
         if state.n_bytes + n_bytes > max_bytes {
-            let message = format!("the conversation would hold more than {max_bytes} bytes: start another one");
+            let message =
+                format!("the conversation would hold more than {max_bytes} bytes: start another one");
             return Err(ApiError::invalid("conversation_too_large", message));
         }
         state.n_bytes += n_bytes;
@@ -116,7 +117,10 @@ impl Conversations {
         let found = self.by_id.get(id).map(|conversation| Arc::clone(&conversation));
         found.filter(|conversation| *conversation.tenant == *tenant).ok_or_else(|| {
             let id: String = id.chars().take(80).collect();
-            ApiError::not_found("conversation_not_found", format!("there is no conversation with the id `{id}`"))
+            ApiError::not_found(
+                "conversation_not_found",
+                format!("there is no conversation with the id `{id}`"),
+            )
         })
     }
 

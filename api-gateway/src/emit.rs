@@ -11,7 +11,8 @@ use crate::error::ApiError;
 use crate::prepare::Prepared;
 use crate::state::Gateway;
 use crate::wire::{
-    At, BatonTurn, Body, Create, Event, Lane, Logprob, OutputItem, ResponseView, Shown, Status, Usage, terminal_kind,
+    At, BatonTurn, Body, Create, Event, Lane, Logprob, OutputItem, ResponseView, Shown, Status, Usage,
+    terminal_kind,
 };
 
 /// Where events go.
@@ -144,7 +145,9 @@ impl<'a> Emitter<'a> {
                 self.open(body).await
             }
             Piece::Arguments(delta) => self.grow(&delta, Vec::new()).await,
-            Piece::End { whole } => self.close(if whole { Status::Completed } else { Status::Incomplete }).await,
+            Piece::End { whole } => {
+                self.close(if whole { Status::Completed } else { Status::Incomplete }).await
+            }
         }
     }
 
@@ -156,7 +159,8 @@ impl<'a> Emitter<'a> {
         let output_index = self.items.len() - 1;
         self.items[output_index].status = status;
         let body = &self.items[output_index].body;
-        let has_text = !matches!(body, Body::Compaction { .. } | Body::Reasoning { shown: Shown::Nothing, .. });
+        let has_text =
+            !matches!(body, Body::Compaction { .. } | Body::Reasoning { shown: Shown::Nothing, .. });
         let has_part = matches!(body, Body::Message { .. } | Body::Reasoning { shown: Shown::Summary, .. });
         if has_text {
             self.item_event(output_index, Event::text_done).await?;
@@ -212,7 +216,8 @@ impl<'a> Emitter<'a> {
     }
 
     fn shows_reasoning(&self) -> Shown {
-        let summarized = self.create.reasoning.as_deref().is_some_and(|raw| !raw.get().contains("\"summary\":null"));
+        let summarized =
+            self.create.reasoning.as_deref().is_some_and(|raw| !raw.get().contains("\"summary\":null"));
         match (self.create.include.raw_reasoning, summarized) {
             (true, _) => Shown::Raw,
             (false, true) => Shown::Summary,
@@ -226,12 +231,18 @@ impl<'a> Emitter<'a> {
         let call_id = new_id("call");
         let text = String::new();
         match tools.find(&name).map(|idx| &tools.offered[idx]) {
-            Some(tool) if tool.is_custom => {
-                Body::CustomCall { call_id, name: tool.name.clone(), namespace: tool.namespace.clone(), input: text }
-            }
-            Some(tool) => {
-                Body::Call { call_id, name: tool.name.clone(), namespace: tool.namespace.clone(), arguments: text }
-            }
+            Some(tool) if tool.is_custom => Body::CustomCall {
+                call_id,
+                name: tool.name.clone(),
+                namespace: tool.namespace.clone(),
+                input: text,
+            },
+            Some(tool) => Body::Call {
+                call_id,
+                name: tool.name.clone(),
+                namespace: tool.namespace.clone(),
+                arguments: text,
+            },
             // A tool that does not exist: the client knows best what to say to that.
             None => Body::Call { call_id, name, namespace: None, arguments: text },
         }

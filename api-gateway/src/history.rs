@@ -117,7 +117,9 @@ fn hash_of_input(kind: &InputKind) -> Option<ItemHash> {
         InputKind::Call { call_id, call } => hash(&["call", call_id, &call.name, &call.input]),
         InputKind::Result { call_id, text } => hash(&["result", call_id, text]),
         InputKind::Compaction { sealed, .. } => hash(&["compaction", sealed]),
-        InputKind::Tools(_) | InputKind::CompactionTrigger | InputKind::Reference(_) | InputKind::Silent => None,
+        InputKind::Tools(_) | InputKind::CompactionTrigger | InputKind::Reference(_) | InputKind::Silent => {
+            None
+        }
     }
 }
 

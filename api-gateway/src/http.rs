@@ -164,7 +164,8 @@ async fn background(app: App, create: Create, origin: Origin, stream: bool) -> R
     let begun = log.read(0).await;
     if begun.is_none() {
         app.gateway.background().remove(&id);
-        let error = refusal.try_recv().unwrap_or_else(|_| ApiError::internal("the turn ended without an event"));
+        let error =
+            refusal.try_recv().unwrap_or_else(|_| ApiError::internal("the turn ended without an event"));
         return Err(error);
     }
     Ok(if stream { responses::stream(log, None) } else { responses::json(log.response()) })
@@ -198,8 +199,7 @@ impl App {
 
 async fn json(app: App, create: Create, origin: Origin) -> Result<Response, ApiError> {
     let _place = app.turns.try_acquire().map_err(|_| all_turns_taken())?;
-    let ended =
-        run_turn(&app.gateway, create, origin, EventSink::Discard, &CancellationToken::new()).await?;
+    let ended = run_turn(&app.gateway, create, origin, EventSink::Discard, &CancellationToken::new()).await?;
     metrics::counter!(names::CLIENT_BYTES_OUT).increment(ended.response.len() as u64);
     Ok(([(header::CONTENT_TYPE, "application/json")], ended.response).into_response())
 }

@@ -2,6 +2,7 @@
 
 mod auth;
 mod background;
+mod cache_break;
 mod cluster;
 mod compact;
 mod constraint;
@@ -12,6 +13,7 @@ mod error;
 mod history;
 mod http;
 pub mod metrics;
+mod output;
 mod prepare;
 mod seal;
 mod state;

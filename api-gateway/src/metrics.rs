@@ -28,6 +28,8 @@ pub const FULL_PROMPTS: &str = "baton_gateway_full_prompts_total";
 pub const RERENDERS: &str = "baton_gateway_rerenders_total";
 /// Requests whose input repeated a conversation that was known already.
 pub const CONTENT_MATCHES: &str = "baton_gateway_content_matches_total";
+/// Turns that could not build on what their conversation had cached, by kind of the change.
+pub const CACHE_BREAKS: &str = "baton_gateway_cache_breaks_total";
 /// From the end of a response to its being durable.
 pub const STORE_SECONDS: &str = "baton_gateway_store_seconds";
 /// What durable responses take on disk, about.

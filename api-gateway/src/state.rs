@@ -44,8 +44,17 @@ impl Gateway {
         let table = text.tokenizer.byte_table();
         let longest = (0..table.n_tokens()).map(|id| table.bytes(id).len()).max().unwrap_or(1);
         let max_prompt_bytes = longest.saturating_mul(text.context_len as usize);
-        let shared =
-            Shared { config, text, hash_key, cluster, store, background, conversations, seal, max_prompt_bytes };
+        let shared = Shared {
+            config,
+            text,
+            hash_key,
+            cluster,
+            store,
+            background,
+            conversations,
+            seal,
+            max_prompt_bytes,
+        };
         Self { shared: Arc::new(shared) }
     }
 

@@ -186,7 +186,11 @@ impl Store {
     ///
     /// # Errors
     /// When the disk fails.
-    pub(crate) async fn recall_after(&self, contents: Vec<ContentHash>, tenant: &str) -> Result<bool, ApiError> {
+    pub(crate) async fn recall_after(
+        &self,
+        contents: Vec<ContentHash>,
+        tenant: &str,
+    ) -> Result<bool, ApiError> {
         Ok(self.inner.read(Wanted::After(contents), tenant).await?.is_some())
     }
 
@@ -260,7 +264,9 @@ impl Inner {
         let (inner, tenant) = (Arc::clone(self), tenant.to_owned());
         let reading = tokio::task::spawn_blocking(move || inner.read_now(&wanted, &tenant));
         let read = reading.await.unwrap_or_else(|_| Err(Failure::interrupted()));
-        read.map_err(|failure| ApiError::storage(format!("the store of responses could not be read: {failure}")))
+        read.map_err(|failure| {
+            ApiError::storage(format!("the store of responses could not be read: {failure}"))
+        })
     }
 
     fn read_now(&self, wanted: &Wanted, tenant: &str) -> Result<Option<Arc<Stored>>, Failure> {
@@ -282,7 +288,9 @@ impl Inner {
 }
 
 fn not_kept(failure: &Failure) -> ApiError {
-    ApiError::storage(format!("the response could not be stored: {failure}; with `store: false` it need not be"))
+    ApiError::storage(format!(
+        "the response could not be stored: {failure}; with `store: false` it need not be"
+    ))
 }
 
 #[cfg(test)]

@@ -8,8 +8,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use model::calls::{CallFinder, Piece};
-use model::detokenize::Detokenizer;
+use model::calls::Piece;
 use model::prompt::LogEnd;
 use proto::reason::Reason;
 use proto::v1::generate_event::Event as WorkerEvent;
@@ -20,18 +19,19 @@ use tonic::{Status, Streaming};
 use tracing::field::Empty;
 use tracing::{Instrument, Span};
 
-use crate::compact;
 use crate::cluster::{Counted, RouteQuery, may_retry};
+use crate::compact;
 use crate::conversation::{Cut, Item, TokenLog};
 use crate::conversations::ListedItem;
 use crate::emit::{Emitter, EventSink, Phase};
 use crate::error::ApiError;
 use crate::history::Entry;
 use crate::metrics as names;
+use crate::output::{Output, Part};
 use crate::prepare::{Prepared, find_basis, prepare, recall};
 use crate::state::Gateway;
 use crate::store::Stored;
-use crate::wire::{self, Create, Status as ItemStatus, ToolChoice, Usage};
+use crate::wire::{self, Create, Status as ItemStatus, Usage};
 
 /// A turn that started is announced after this long, even if no worker has taken it yet.
 const ANNOUNCE_AFTER: Duration = Duration::from_millis(300);
@@ -122,8 +122,11 @@ async fn compacted(
     mut create: Create,
     origin: &Origin,
 ) -> Result<(Create, Option<String>), ApiError> {
-    let Some(sealed) = compact::before_turn(gateway, &create, origin).await? else { return Ok((create, None)) };
-    let from = create.input.iter().rposition(|item| matches!(item.kind, wire::InputKind::Message(_))).unwrap_or(0);
+    let Some(sealed) = compact::before_turn(gateway, &create, origin).await? else {
+        return Ok((create, None));
+    };
+    let from =
+        create.input.iter().rposition(|item| matches!(item.kind, wire::InputKind::Message(_))).unwrap_or(0);
     create.input.drain(..from);
     create.input.insert(0, wire::InputItem::compaction(sealed.clone(), String::new()));
     create.starts_anew = true;
@@ -218,13 +221,9 @@ struct Run<'a> {
     cancel: &'a CancellationToken,
     turn: u64,
     generated: Vec<u32>,
-    detokenizer: Detokenizer,
-    finder: Option<CallFinder>,
-    n_reasoning: usize,
+    output: Output<'a>,
     /// What has been generated of a summary.
     summary: String,
-    /// Of tokens whose text has not been sent yet.
-    logprobs: Vec<wire::Logprob>,
     started: Option<v1::Started>,
     decode_worker: String,
     avoid: Vec<v1::WorkerRef>,
@@ -238,16 +237,6 @@ impl<'a> Run<'a> {
         prepared: &'a Prepared,
         cancel: &'a CancellationToken,
     ) -> Self {
-        let detokenizer = Detokenizer::new(gateway.text().tokenizer.byte_table());
-        let prompts = &gateway.text().prompts;
-        // Calls that nobody offered, or wants, stay the text that they are.
-        let tools = match create.tool_choice {
-            _ if prepared.compacts => Arc::default(),
-            ToolChoice::None => Arc::default(),
-            _ => Arc::clone(&prepared.tools.shown),
-        };
-        let splits = !tools.is_empty() || prompts.format().knows_reasoning();
-        let finder = splits.then(|| CallFinder::new(Arc::clone(prompts.format()), tools, prompts.thinks()));
         let turn = rand::random();
         let (generated, avoid) = (Vec::new(), Vec::new());
         let decode_worker = prepared.last_decode.clone();
@@ -258,11 +247,8 @@ impl<'a> Run<'a> {
             cancel,
             turn,
             generated,
-            detokenizer,
-            finder,
-            n_reasoning: 0,
+            output: Output::new(gateway, create, prepared),
             summary: String::new(),
-            logprobs: Vec::new(),
             started: None,
             decode_worker,
             avoid,
@@ -392,9 +378,9 @@ impl<'a> Run<'a> {
                     }
                 }
                 Some(WorkerEvent::Tokens(tokens)) => {
-                    let pieces = self.pieces(&tokens);
+                    let parts = self.output.push(&tokens);
                     self.generated.extend(tokens.ids);
-                    self.emit(pieces, emitter).await.map_err(Failure::Client)?;
+                    self.emit(parts, emitter).await.map_err(Failure::Client)?;
                 }
                 Some(WorkerEvent::Finished(finished)) => return Ok(Finish::from_wire(finished.reason())),
                 None => {
@@ -405,65 +391,16 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// What the tokens add to the output.
-    fn pieces(&mut self, tokens: &v1::Tokens) -> Vec<Piece> {
-        let mut pieces = Vec::new();
-        for (idx, &id) in tokens.ids.iter().enumerate() {
-            let text = self.detokenizer.push(id);
-            let is_text = match &mut self.finder {
-                None if text.is_empty() => true,
-                None => {
-                    pieces.push(Piece::Text(text.to_owned()));
-                    true
-                }
-                Some(finder) => {
-                    self.n_reasoning += usize::from(finder.is_reasoning());
-                    finder.push(id, text, &mut pieces);
-                    finder.is_text()
-                }
-            };
-            let tokenizer = &self.gateway.text().tokenizer;
-            if let Some(logprobs) = tokens.logprobs.get(idx)
-                && is_text
-                && !tokenizer.is_end_of_turn(id)
-            {
-                self.logprobs.push(wire::Logprob::new(tokenizer, id, logprobs));
+    /// Sends parts of the output. Those of a summary are kept.
+    async fn emit(&mut self, parts: Vec<Part>, emitter: &mut Emitter<'_>) -> Result<(), ApiError> {
+        for (piece, logprobs) in parts {
+            match piece {
+                Piece::Text(text) if self.prepared.compacts => self.summary.push_str(&text),
+                _ if self.prepared.compacts => {}
+                piece => emitter.piece(piece, logprobs).await?,
             }
-        }
-        joined(pieces)
-    }
-
-    /// Sends pieces; log-probabilities go with the first piece of text after their tokens.
-    async fn emit(&mut self, pieces: Vec<Piece>, emitter: &mut Emitter<'_>) -> Result<(), ApiError> {
-        for piece in pieces {
-            if self.prepared.compacts {
-                if let Piece::Text(text) = piece {
-                    self.summary.push_str(&text);
-                }
-                continue;
-            }
-            let logprobs = match piece {
-                Piece::Text(_) => std::mem::take(&mut self.logprobs),
-                _ => Vec::new(),
-            };
-            emitter.piece(piece, logprobs).await?;
         }
         Ok(())
-    }
-
-    /// What was held back until it was clear that nothing more comes.
-    fn last_pieces(&mut self) -> Vec<Piece> {
-        let table = self.gateway.text().tokenizer.byte_table();
-        let rest = std::mem::replace(&mut self.detokenizer, Detokenizer::new(table)).finish();
-        let Some(mut finder) = self.finder.take() else {
-            return if rest.is_empty() { Vec::new() } else { vec![Piece::Text(rest)] };
-        };
-        let mut pieces = Vec::new();
-        if !rest.is_empty() {
-            finder.push(u32::MAX, &rest, &mut pieces);
-        }
-        finder.finish(&mut pieces);
-        joined(pieces)
     }
 
     /// Decides after a failed attempt: nothing to try again, or the error for the client.
@@ -498,7 +435,7 @@ impl<'a> Run<'a> {
             input_tokens: self.prepared.log.len(),
             cached_tokens: (started.cached_tokens as usize).min(self.prepared.log.len()),
             output_tokens: self.generated.len(),
-            reasoning_tokens: self.n_reasoning,
+            reasoning_tokens: self.output.n_reasoning(),
         }
     }
 
@@ -514,6 +451,7 @@ impl<'a> Run<'a> {
             moved_bytes: started.moved_bytes,
             resubmissions: self.n_attempts.saturating_sub(1),
             output_ids: self.generated.clone(),
+            cache_break: self.prepared.cache_break.clone(),
         }
     }
 
@@ -524,26 +462,13 @@ impl<'a> Run<'a> {
         finish: Finish,
         began: Instant,
     ) -> Result<Ended, ApiError> {
-        let pieces = self.last_pieces();
-        self.emit(pieces, &mut emitter).await?;
-        let mut finish = finish;
-        if self.prepared.compacts {
-            // A summary that became too long is one all the same.
-            finish = if finish == Finish::Length { Finish::Stop } else { finish };
-            let sealed = self.gateway.seal().close(self.summary.trim(), &self.prepared.tenant);
-            emitter.open(wire::Body::Compaction { sealed }).await?;
-        }
+        let parts = self.output.finish();
+        self.emit(parts, &mut emitter).await?;
+        // A summary that became too long is one all the same.
+        let finish = if self.prepared.compacts && finish == Finish::Length { Finish::Stop } else { finish };
         let reason = finish.incomplete_reason();
-        let status = match reason {
-            Some(_) => ItemStatus::Incomplete,
-            None => ItemStatus::Completed,
-        };
-        let has_answer = emitter.items().iter().any(|item| !matches!(item.body, wire::Body::Reasoning { .. }));
-        if self.create.generate && !has_answer {
-            // An empty answer is a message all the same.
-            emitter.open(wire::Body::Message { text: String::new(), logprobs: Vec::new() }).await?;
-        }
-        emitter.close(status).await?;
+        let status = if reason.is_some() { ItemStatus::Incomplete } else { ItemStatus::Completed };
+        self.close_output(status, &mut emitter).await?;
         let (usage, account) = (self.usage(), self.account());
         let baton = self.create.include.baton.then_some(&account);
         // A response in the background is cancelled, one with a reader is interrupted.
@@ -570,16 +495,32 @@ impl<'a> Run<'a> {
         Ok(Ended { response, stored: Some(stored) })
     }
 
+    /// Closes what is open; a turn that was to say something has said it then.
+    async fn close_output(&self, status: ItemStatus, emitter: &mut Emitter<'_>) -> Result<(), ApiError> {
+        let has_answer =
+            emitter.items().iter().any(|item| !matches!(item.body, wire::Body::Reasoning { .. }));
+        if self.prepared.compacts {
+            let sealed = self.gateway.seal().close(self.summary.trim(), &self.prepared.tenant);
+            emitter.open(wire::Body::Compaction { sealed }).await?;
+        } else if self.create.generate && !has_answer {
+            // An empty answer is a message all the same.
+            emitter.open(wire::Body::Message { text: String::new(), logprobs: Vec::new() }).await?;
+        }
+        emitter.close(status).await
+    }
+
     /// Adds what the turn brought and made to the conversation that the client named.
     fn add_to_conversation(&self, stored: &Stored) {
         let Some(id) = &self.create.conversation else { return };
         let n_items = self.create.input.len() + stored.n_output_items;
         let entries = stored.history.newest(n_items);
-        let items = entries.iter().map(|entry| ListedItem { id: entry.id.clone(), json: Arc::clone(&entry.json) });
+        let items =
+            entries.iter().map(|entry| ListedItem { id: entry.id.clone(), json: Arc::clone(&entry.json) });
         let limit = self.gateway.config().max_request_bytes;
         let conversation = self.gateway.conversations().get(id, &stored.tenant);
         // It may have been deleted meanwhile, or be full; the response is there all the same.
-        if let Err(error) = conversation.and_then(|conversation| conversation.append(items.collect(), limit)) {
+        if let Err(error) = conversation.and_then(|conversation| conversation.append(items.collect(), limit))
+        {
             tracing::warn!(%error, conversation = id, "the response was not added to its conversation");
         }
     }
@@ -636,20 +577,6 @@ impl<'a> Run<'a> {
             "turn finished"
         );
     }
-}
-
-/// Pieces that belong together as one: an event costs more than a byte.
-fn joined(pieces: Vec<Piece>) -> Vec<Piece> {
-    let mut all: Vec<Piece> = Vec::with_capacity(pieces.len());
-    for piece in pieces {
-        match (all.last_mut(), piece) {
-            (Some(Piece::Text(text)), Piece::Text(more))
-            | (Some(Piece::Reasoning(text)), Piece::Reasoning(more))
-            | (Some(Piece::Arguments(text)), Piece::Arguments(more)) => text.push_str(&more),
-            (_, piece) => all.push(piece),
-        }
-    }
-    all
 }
 
 fn api_error(status: &Status) -> ApiError {

@@ -14,7 +14,9 @@ pub(crate) use event::{At, Event, error_frame, steer_failed, terminal_kind};
 pub(crate) use input::{InputItem, InputKind, parse_at as parse_items};
 pub(crate) use item::{Body, Logprob, OutputItem, Shown};
 pub(crate) use replay::events_of;
-pub(crate) use request::{ClientEvent, Create, Lane, Setting, metadata, object, parse_body, parse_counted, parse_frame};
+pub(crate) use request::{
+    ClientEvent, Create, Lane, Setting, metadata, object, parse_body, parse_counted, parse_frame,
+};
 pub(crate) use response::{BatonTurn, ResponseView, Status, Usage};
 pub(crate) use tools::{Format, Source as ToolSource, ToolChoice, Tools, flat_name};
 

@@ -162,7 +162,8 @@ impl Sequence {
     pub(crate) fn fetches(&self, hash: &BlockHash) -> bool {
         let first = self.computed / BLOCK_TOKENS;
         let last = self.table.len().min(self.hashes.len());
-        self.state == State::AwaitingKv && self.hashes.get(first..last).is_some_and(|coming| coming.contains(hash))
+        self.state == State::AwaitingKv
+            && self.hashes.get(first..last).is_some_and(|coming| coming.contains(hash))
     }
 
     /// Whether it waits on for blocks that another sequence fetches. Outside work may take long, or fail: nobody waits

@@ -171,12 +171,7 @@ impl PromptBuilder {
     ///
     /// # Errors
     /// When the template refuses the messages or the tools.
-    pub fn render_all(
-        &self,
-        entries: &[Entry<'_>],
-        reply: Reply,
-        tools: &[Tool],
-    ) -> Result<Vec<u32>, Error> {
+    pub fn render_all(&self, entries: &[Entry<'_>], reply: Reply, tools: &[Tool]) -> Result<Vec<u32>, Error> {
         let inner = &self.inner;
         let offer = inner.offer(entries, tools)?;
         let mut entries = without_retried(entries, reply);

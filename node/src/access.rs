@@ -42,7 +42,8 @@ pub(crate) fn read(api: &ApiArgs, listen: SocketAddr) -> anyhow::Result<Access> 
         .into());
     }
     let seal_secret = seal_secret(args, api.keep.data_dir.as_deref())?;
-    let own_key = text.lines().filter(|line| !line.trim_start().starts_with('#')).flat_map(|line| line.split(','));
+    let own_key =
+        text.lines().filter(|line| !line.trim_start().starts_with('#')).flat_map(|line| line.split(','));
     let own_key = own_key.map(str::trim).find(|key| !key.is_empty()).map(|key| key.to_owned().into());
     Ok(Access { api_keys, own_key, seal_secret })
 }
@@ -88,9 +89,12 @@ fn seal_secret(args: &AccessArgs, data_dir: Option<&Path>) -> anyhow::Result<Opt
 /// The secret in the data folder, made there when it is first wanted.
 fn kept_secret(folder: &Path) -> anyhow::Result<Secret> {
     let path = folder.join(SEAL_FILE);
-    let advice = || format!("the data folder {} cannot be used; make it writable for this user", folder.display());
+    let advice =
+        || format!("the data folder {} cannot be used; make it writable for this user", folder.display());
     match std::fs::read_to_string(&path) {
-        Ok(text) if text.trim().chars().count() >= MIN_SECRET_CHARS => return Ok(text.trim().to_owned().into()),
+        Ok(text) if text.trim().chars().count() >= MIN_SECRET_CHARS => {
+            return Ok(text.trim().to_owned().into());
+        }
         Ok(_) => anyhow::bail!("{} is damaged: put a copy of it back, or move it away", path.display()),
         Err(error) if error.kind() == ErrorKind::NotFound => {}
         Err(error) => return Err(error).with_context(|| format!("{} cannot be read", path.display())),

@@ -9,9 +9,9 @@ use serde::Deserialize;
 use serde_json::json;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
-use tokio_tungstenite::tungstenite::{Error, Message};
 use tokio_tungstenite::tungstenite::client::IntoClientRequest;
 use tokio_tungstenite::tungstenite::http::{HeaderValue, StatusCode, header};
+use tokio_tungstenite::tungstenite::{Error, Message};
 use tokio_tungstenite::{MaybeTlsStream, WebSocketStream, connect_async_with_config};
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
@@ -107,7 +107,8 @@ impl Client {
         let mut request = url.into_client_request().with_context(advice)?;
         if let Some(key) = key {
             let value = HeaderValue::from_str(&format!("Bearer {}", key.reveal()));
-            let mut value = value.map_err(|_| anyhow::anyhow!("the API key has characters that no header can hold"))?;
+            let mut value =
+                value.map_err(|_| anyhow::anyhow!("the API key has characters that no header can hold"))?;
             value.set_sensitive(true);
             request.headers_mut().insert(header::AUTHORIZATION, value);
         }
@@ -228,7 +229,8 @@ pub async fn served_model(url: &str, key: Option<&Secret>) -> anyhow::Result<Str
     let ask = async {
         let mut stream = TcpStream::connect(&address).await?;
         let key = key.map_or_else(String::new, |key| format!("Authorization: Bearer {}\r\n", key.reveal()));
-        let request = format!("GET /{path}/models HTTP/1.1\r\nHost: {host}\r\n{key}Connection: close\r\n\r\n");
+        let request =
+            format!("GET /{path}/models HTTP/1.1\r\nHost: {host}\r\n{key}Connection: close\r\n\r\n");
         stream.write_all(request.as_bytes()).await?;
         let mut answer = String::new();
         stream.take(1 << 20).read_to_string(&mut answer).await?;

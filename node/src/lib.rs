@@ -1,7 +1,7 @@
 //! The one binary's parts: configuration, telemetry, roles and their order of shutdown, and the tools for people.
 
-pub mod chat;
 mod access;
+pub mod chat;
 pub mod cli;
 pub mod client;
 pub mod config;

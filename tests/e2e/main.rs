@@ -14,8 +14,8 @@ mod plain;
 
 mod bad_input;
 mod bad_input_http;
-mod constrained;
 mod checklist;
+mod constrained;
 mod crowd;
 mod durable;
 mod endpoints;

@@ -19,8 +19,9 @@ pub(super) fn decoded(app: &App, headers: &HeaderMap, body: Bytes) -> Result<Byt
         b"identity" => Ok(body),
         b"gzip" => read(flate2::read::MultiGzDecoder::new(&body[..]), limit),
         b"zstd" => {
-            let decoder = ruzstd::decoding::StreamingDecoder::new(&body[..])
-                .map_err(|error| ApiError::invalid("invalid_body", format!("the body is no zstd data: {error}")))?;
+            let decoder = ruzstd::decoding::StreamingDecoder::new(&body[..]).map_err(|error| {
+                ApiError::invalid("invalid_body", format!("the body is no zstd data: {error}"))
+            })?;
             read(decoder, limit)
         }
         _ => {
@@ -33,12 +34,13 @@ pub(super) fn decoded(app: &App, headers: &HeaderMap, body: Bytes) -> Result<Byt
 
 fn read(decoder: impl Read, limit: usize) -> Result<Bytes, ApiError> {
     let mut bytes = Vec::new();
-    let n_read = decoder
-        .take(limit as u64 + 1)
-        .read_to_end(&mut bytes)
-        .map_err(|error| ApiError::invalid("invalid_body", format!("the body could not be decompressed: {error}")))?;
+    let n_read = decoder.take(limit as u64 + 1).read_to_end(&mut bytes).map_err(|error| {
+        ApiError::invalid("invalid_body", format!("the body could not be decompressed: {error}"))
+    })?;
     if n_read > limit {
-        return Err(ApiError::too_large(format!("the decompressed body is larger than {limit} bytes: send less")));
+        return Err(ApiError::too_large(format!(
+            "the decompressed body is larger than {limit} bytes: send less"
+        )));
     }
     Ok(bytes.into())
 }

@@ -74,7 +74,11 @@ fn text(bytes: &[u8]) -> Result<&str, ApiError> {
     }
 }
 
-pub(super) async fn create(State(app): State<App>, headers: HeaderMap, bytes: Bytes) -> Result<Response, ApiError> {
+pub(super) async fn create(
+    State(app): State<App>,
+    headers: HeaderMap,
+    bytes: Bytes,
+) -> Result<Response, ApiError> {
     let tenant = app.gateway.config().api_keys.tenant(&headers)?;
     let bytes = body::decoded(&app, &headers, bytes)?;
     let wire: Wire<'_> = object(text(&bytes)?)?;

@@ -18,7 +18,8 @@ const MAX_LIMIT: usize = 100;
 /// # Errors
 /// When a parameter has a value that it cannot have.
 pub(super) fn query<T>(query: Result<Query<T>, QueryRejection>) -> Result<T, ApiError> {
-    let Query(query) = query.map_err(|rejection| ApiError::invalid("invalid_value", rejection.body_text()))?;
+    let Query(query) =
+        query.map_err(|rejection| ApiError::invalid("invalid_value", rejection.body_text()))?;
     Ok(query)
 }
 
@@ -52,16 +53,24 @@ impl Page {
     pub(super) fn of(&self, mut items: Vec<(String, Arc<str>)>) -> Result<String, ApiError> {
         let limit = self.limit.unwrap_or(DEFAULT_LIMIT);
         if !(1..=MAX_LIMIT).contains(&limit) {
-            return Err(ApiError::bad_value("limit", format!("limit must be between 1 and {MAX_LIMIT}, not {limit}")));
+            return Err(ApiError::bad_value(
+                "limit",
+                format!("limit must be between 1 and {MAX_LIMIT}, not {limit}"),
+            ));
         }
         match self.order.as_deref() {
             None | Some("desc") => items.reverse(),
             Some("asc") => {}
-            Some(other) => return Err(ApiError::bad_value("order", format!("`{other}` is no order; use asc or desc"))),
+            Some(other) => {
+                return Err(ApiError::bad_value("order", format!("`{other}` is no order; use asc or desc")));
+            }
         }
         if let Some(after) = &self.after {
             let Some(idx) = items.iter().position(|(id, _)| id == after) else {
-                return Err(ApiError::bad_value("after", "the list has no item with the id that `after` names"));
+                return Err(ApiError::bad_value(
+                    "after",
+                    "the list has no item with the id that `after` names",
+                ));
             };
             items.drain(..=idx);
         }

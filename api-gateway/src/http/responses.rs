@@ -53,7 +53,9 @@ pub(super) async fn get(
 
 /// The final response object of a stored response, or of one in the background that failed.
 async fn stored(app: &App, id: &str, tenant: &str) -> Result<String, ApiError> {
-    if let Some(response) = app.gateway.store().recall(id, tenant).await?.and_then(|stored| stored.response.clone()) {
+    if let Some(response) =
+        app.gateway.store().recall(id, tenant).await?.and_then(|stored| stored.response.clone())
+    {
         return Ok(response.to_string());
     }
     match app.gateway.background().get(id, tenant) {
@@ -69,7 +71,8 @@ fn not_found(id: &str) -> ApiError {
 
 /// The events of a background response, those that come included. A reader who leaves does not end it.
 pub(super) fn stream(log: Arc<EventLog>, starting_after: Option<u64>) -> Response {
-    let first = starting_after.map_or(0, |number| usize::try_from(number).unwrap_or(usize::MAX).saturating_add(1));
+    let first =
+        starting_after.map_or(0, |number| usize::try_from(number).unwrap_or(usize::MAX).saturating_add(1));
     let events = futures::stream::unfold((log, first), |(log, from)| async move {
         let events = log.read(from).await?;
         let next = from + events.len();
@@ -86,7 +89,8 @@ pub(super) fn stream(log: Arc<EventLog>, starting_after: Option<u64>) -> Respons
 
 /// The events of a response that has ended: its text comes in one piece.
 fn replayed(response: &str, starting_after: Option<u64>) -> Response {
-    let first = starting_after.map_or(0, |number| usize::try_from(number).unwrap_or(usize::MAX).saturating_add(1));
+    let first =
+        starting_after.map_or(0, |number| usize::try_from(number).unwrap_or(usize::MAX).saturating_add(1));
     let events = events_of(response).into_iter().skip(first).map(|event| frame(&event));
     let mut text: Vec<u8> = events.flat_map(|frame| frame.to_vec()).collect();
     text.extend_from_slice(b"data: [DONE]\n\n");
@@ -166,7 +170,8 @@ pub(super) async fn input_tokens(
     let create = parse_counted(&super::body::decoded(&app, &headers, body)?)?;
     let gateway = app.gateway.clone();
     crate::prepare::recall(&gateway, &create, &origin).await?;
-    let counting = tokio::task::spawn_blocking(move || crate::prepare::count_tokens(&gateway, &create, &origin));
+    let counting =
+        tokio::task::spawn_blocking(move || crate::prepare::count_tokens(&gateway, &create, &origin));
     let input_tokens =
         counting.await.unwrap_or_else(|_| Err(ApiError::internal("counting the tokens was interrupted")))?;
     Ok(axum::Json(InputTokens { object: "response.input_tokens", input_tokens }).into_response())

@@ -105,7 +105,11 @@ impl<'a> Reader<'a> {
     /// How many values follow, of at least `least` bytes each.
     pub(super) fn count(&mut self, least: usize) -> Result<usize, Malformed> {
         let n = self.number()?;
-        if n.checked_mul(least).is_some_and(|n_bytes| n_bytes <= self.0.len()) { Ok(n) } else { Err(Malformed) }
+        if n.checked_mul(least).is_some_and(|n_bytes| n_bytes <= self.0.len()) {
+            Ok(n)
+        } else {
+            Err(Malformed)
+        }
     }
 
     pub(super) fn text(&mut self) -> Result<&'a str, Malformed> {

@@ -245,9 +245,7 @@ impl Writer {
                         tables.put(stored, expires, &shared.form)?;
                         Outcome::Done
                     }
-                    Change::Delete { id, tenant, .. } => {
-                        Outcome::Deleted(tables.delete(id, tenant)?)
-                    }
+                    Change::Delete { id, tenant, .. } => Outcome::Deleted(tables.delete(id, tenant)?),
                     Change::Touch(id) => {
                         tables.touch(id, expires)?;
                         Outcome::Done

@@ -348,7 +348,8 @@ fn read_entry(body: &mut Reader<'_>) -> Result<Entry, Malformed> {
 
 /// The parts of a response object that are kept elsewhere, as they stand in it.
 fn holes(stored: &Stored) -> [(Piece, String); 3] {
-    let outputs: Vec<&str> = stored.history.newest(stored.n_output_items).iter().map(|entry| &*entry.json).collect();
+    let outputs: Vec<&str> =
+        stored.history.newest(stored.n_output_items).iter().map(|entry| &*entry.json).collect();
     let instructions = serde_json::to_string(&stored.instructions.as_deref()).expect("a text serializes");
     [
         (Piece::Instructions, format!("\"instructions\":{instructions}")),
@@ -376,7 +377,9 @@ pub(super) fn joined(pieces: &[Piece], stored: &Stored) -> Arc<str> {
     let holes = holes(stored);
     let text = |piece: &Piece| match piece {
         Piece::Text(text) => text.clone(),
-        other => holes.iter().find(|(hole, _)| hole == other).map(|(_, text)| text.clone()).unwrap_or_default(),
+        other => {
+            holes.iter().find(|(hole, _)| hole == other).map(|(_, text)| text.clone()).unwrap_or_default()
+        }
     };
     pieces.iter().map(text).collect::<String>().into()
 }

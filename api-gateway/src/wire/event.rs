@@ -76,7 +76,8 @@ pub(crate) fn steer_failed(steer: &Steer) -> Event {
     let message = "a running response cannot be steered here: wait for its end, or cancel it";
     let error = ApiError::invalid("steering_not_supported", message);
     let kind = "response.steer.failed";
-    let steer = Failed { previous_response_id: steer.previous_response_id.as_deref(), input: steer.input.as_deref() };
+    let steer =
+        Failed { previous_response_id: steer.previous_response_id.as_deref(), input: steer.input.as_deref() };
     event(kind, &Wire { kind, sequence_number: 0, error: error.body(), steer })
 }
 
@@ -163,7 +164,12 @@ impl Event {
     }
 
     pub(crate) fn part_done(at: At, item: &OutputItem) -> Self {
-        part(at, item, item.body.text(), ["response.content_part.done", "response.reasoning_summary_part.done"])
+        part(
+            at,
+            item,
+            item.body.text(),
+            ["response.content_part.done", "response.reasoning_summary_part.done"],
+        )
     }
 
     /// The item grows by `delta`.
@@ -179,7 +185,8 @@ impl Event {
             ItemBody::Compaction { .. } => "response.compaction.compacting",
         };
         let is_message = matches!(item.body, ItemBody::Message { .. });
-        let wire = Within { delta: Some(delta), logprobs: is_message.then_some(logprobs), ..within(kind, at, item) };
+        let wire =
+            Within { delta: Some(delta), logprobs: is_message.then_some(logprobs), ..within(kind, at, item) };
         event(kind, &wire)
     }
 
@@ -187,9 +194,10 @@ impl Event {
     pub(crate) fn text_done(at: At, item: &OutputItem) -> Self {
         let text = item.body.text();
         let (kind, wire) = match &item.body {
-            ItemBody::Message { logprobs, .. } => {
-                ("response.output_text.done", Within { text: Some(text), logprobs: Some(logprobs), ..Within::default() })
-            }
+            ItemBody::Message { logprobs, .. } => (
+                "response.output_text.done",
+                Within { text: Some(text), logprobs: Some(logprobs), ..Within::default() },
+            ),
             ItemBody::Call { name, .. } => (
                 "response.function_call_arguments.done",
                 Within { arguments: Some(text), name: Some(name), ..Within::default() },
@@ -225,13 +233,23 @@ fn within<'a>(kind: &'static str, at: At, item: &'a OutputItem) -> Within<'a> {
         ItemBody::Call { .. } | ItemBody::CustomCall { .. } | ItemBody::Compaction { .. } => (None, None),
     };
     let At { sequence_number, output_index } = at;
-    Within { kind, sequence_number, item_id: &item.id, output_index, content_index, summary_index, ..Within::default() }
+    Within {
+        kind,
+        sequence_number,
+        item_id: &item.id,
+        output_index,
+        content_index,
+        summary_index,
+        ..Within::default()
+    }
 }
 
 fn part(at: At, item: &OutputItem, text: &str, [of_message, of_summary]: [&'static str; 2]) -> Event {
     let (kind, part) = match &item.body {
         ItemBody::Reasoning { .. } => (of_summary, Part::Reasoning(ReasoningPart::summary(text))),
-        ItemBody::Message { logprobs, .. } if !text.is_empty() => (of_message, Part::Text(OutputText::new(text, logprobs))),
+        ItemBody::Message { logprobs, .. } if !text.is_empty() => {
+            (of_message, Part::Text(OutputText::new(text, logprobs)))
+        }
         _ => (of_message, Part::Text(OutputText::new(text, &[]))),
     };
     event(kind, &Within { part: Some(part), ..within(kind, at, item) })

@@ -27,10 +27,19 @@ pub(crate) struct InputItem {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum InputKind {
     Message(Message),
-    Call { call_id: String, call: Call },
-    Result { call_id: String, text: String },
+    Call {
+        call_id: String,
+        call: Call,
+    },
+    Result {
+        call_id: String,
+        text: String,
+    },
     /// A summary of what came before, sealed by us. `summary` is empty until it was opened.
-    Compaction { sealed: String, summary: String },
+    Compaction {
+        sealed: String,
+        summary: String,
+    },
     /// Asks for such a summary.
     CompactionTrigger,
     /// Raw JSON text of further tools.
@@ -86,7 +95,11 @@ pub(crate) fn parse_at(raw: Option<&RawValue>, param: &str) -> Result<Vec<InputI
             let items: Vec<&RawValue> = serde_json::from_str(raw.get()).map_err(|error| {
                 ApiError::bad_value(param, format!("{param} is no list of items: {error}"))
             })?;
-            items.into_iter().enumerate().map(|(idx, item)| parse_item(item, &format!("{param}[{idx}]"))).collect()
+            items
+                .into_iter()
+                .enumerate()
+                .map(|(idx, item)| parse_item(item, &format!("{param}[{idx}]")))
+                .collect()
         }
         Some(b'n') => Ok(Vec::new()),
         _ => Err(ApiError::bad_value(param, format!("{param} must be a string or a list of items"))),
@@ -161,7 +174,10 @@ fn kind(item: &WireItem<'_>, param: &str) -> Result<InputKind, ApiError> {
         }
         Some("function_call_output" | "custom_tool_call_output") => {
             let raw = item.output.ok_or_else(|| missing(of("output")))?;
-            InputKind::Result { call_id: named(item.call_id.as_ref(), of("call_id"))?, text: output(raw, &of("output"))? }
+            InputKind::Result {
+                call_id: named(item.call_id.as_ref(), of("call_id"))?,
+                text: output(raw, &of("output"))?,
+            }
         }
         Some("compaction" | "compaction_summary") => {
             let sealed = named(item.encrypted_content.as_ref(), of("encrypted_content"))?;
@@ -223,7 +239,9 @@ fn parts(raw: &RawValue, param: &str) -> Result<String, ApiError> {
     let mut content = String::new();
     for (idx, part) in parts.into_iter().enumerate() {
         let text = match part.kind.as_deref() {
-            None | Some("input_text" | "output_text" | "text" | "summary_text" | "reasoning_text") => part.text,
+            None | Some("input_text" | "output_text" | "text" | "summary_text" | "reasoning_text") => {
+                part.text
+            }
             Some("refusal") => part.refusal,
             // A text model is told what it cannot see, so that it can say so.
             Some("input_image") => Some("[an image, which this model cannot see]".to_owned()),

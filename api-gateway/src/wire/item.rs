@@ -18,12 +18,30 @@ pub(crate) struct OutputItem {
 /// What an item is, and its content so far.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Body {
-    Message { text: String, logprobs: Vec<Logprob> },
-    Call { call_id: String, name: String, namespace: Option<String>, arguments: String },
-    CustomCall { call_id: String, name: String, namespace: Option<String>, input: String },
-    Reasoning { text: String, shown: Shown },
+    Message {
+        text: String,
+        logprobs: Vec<Logprob>,
+    },
+    Call {
+        call_id: String,
+        name: String,
+        namespace: Option<String>,
+        arguments: String,
+    },
+    CustomCall {
+        call_id: String,
+        name: String,
+        namespace: Option<String>,
+        input: String,
+    },
+    Reasoning {
+        text: String,
+        shown: Shown,
+    },
     /// A sealed summary of everything before it.
-    Compaction { sealed: String },
+    Compaction {
+        sealed: String,
+    },
 }
 
 /// How much of the reasoning a client gets.
@@ -152,7 +170,12 @@ impl Serialize for Announced<'_> {
     }
 }
 
-fn write<S: Serializer>(item: &OutputItem, status: Status, text: &str, serializer: S) -> Result<S::Ok, S::Error> {
+fn write<S: Serializer>(
+    item: &OutputItem,
+    status: Status,
+    text: &str,
+    serializer: S,
+) -> Result<S::Ok, S::Error> {
     let mut map = serializer.serialize_map(None)?;
     map.serialize_entry("id", &item.id)?;
     let empty = text.is_empty() && status == Status::InProgress;
@@ -193,7 +216,12 @@ fn write<S: Serializer>(item: &OutputItem, status: Status, text: &str, serialize
     map.end()
 }
 
-fn call<M: SerializeMap>(map: &mut M, call_id: &str, name: &str, namespace: Option<&str>) -> Result<(), M::Error> {
+fn call<M: SerializeMap>(
+    map: &mut M,
+    call_id: &str,
+    name: &str,
+    namespace: Option<&str>,
+) -> Result<(), M::Error> {
     map.serialize_entry("call_id", call_id)?;
     map.serialize_entry("name", name)?;
     match namespace {

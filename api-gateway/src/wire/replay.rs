@@ -36,7 +36,8 @@ fn of_response(kind: &'static str, sequence_number: usize, response: &Map<String
 fn add_item(item: &OutputItem, output_index: usize, events: &mut Vec<Event>) {
     let at = |events: &Vec<Event>| At { sequence_number: events.len() as u64, output_index };
     let has_part = matches!(item.body, Body::Message { .. } | Body::Reasoning { shown: Shown::Summary, .. });
-    let has_text = !matches!(item.body, Body::Compaction { .. } | Body::Reasoning { shown: Shown::Nothing, .. });
+    let has_text =
+        !matches!(item.body, Body::Compaction { .. } | Body::Reasoning { shown: Shown::Nothing, .. });
     events.push(Event::item_added(at(events), item));
     if has_part {
         events.push(Event::part_added(at(events), item));
@@ -57,12 +58,16 @@ fn item(value: &Value) -> Option<OutputItem> {
     let text = |name: &str| value[name].as_str().unwrap_or_default().to_owned();
     let namespace = value["namespace"].as_str().map(str::to_owned);
     let body = match value["type"].as_str()? {
-        "message" => {
-            Body::Message { text: value["content"][0]["text"].as_str().unwrap_or_default().to_owned(), logprobs: Vec::new() }
-        }
-        "function_call" => {
-            Body::Call { call_id: text("call_id"), name: text("name"), namespace, arguments: text("arguments") }
-        }
+        "message" => Body::Message {
+            text: value["content"][0]["text"].as_str().unwrap_or_default().to_owned(),
+            logprobs: Vec::new(),
+        },
+        "function_call" => Body::Call {
+            call_id: text("call_id"),
+            name: text("name"),
+            namespace,
+            arguments: text("arguments"),
+        },
         "custom_tool_call" => {
             Body::CustomCall { call_id: text("call_id"), name: text("name"), namespace, input: text("input") }
         }

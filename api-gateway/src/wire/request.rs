@@ -255,7 +255,8 @@ fn lane(raw: Option<&RawValue>) -> Result<Lane, ApiError> {
     match name.filter(fits) {
         Some(name) => Ok(Some(name.into())),
         None => {
-            let message = format!("stream_id must be 1 to {MAX_LANE_BYTES} of the characters A-Z a-z 0-9 _ . -");
+            let message =
+                format!("stream_id must be 1 to {MAX_LANE_BYTES} of the characters A-Z a-z 0-9 _ . -");
             Err(ApiError::invalid("invalid_stream_id", message).at("stream_id"))
         }
     }
@@ -299,7 +300,8 @@ fn parse(text: &str, transport: Transport) -> Result<Create, ApiError> {
         return Err(ApiError::invalid("missing_required_parameter", "input is required").at("input"));
     }
     if create.background && !create.store {
-        let message = "a background response must be stored, so that it can be asked for: leave out store:false";
+        let message =
+            "a background response must be stored, so that it can be asked for: leave out store:false";
         return Err(ApiError::bad_value("background", message));
     }
     Ok(create)
@@ -344,16 +346,22 @@ fn parse_fields(text: &str, transport: Transport) -> Result<Create, ApiError> {
 fn check(fields: &Fields<'_>, transport: Transport) -> Result<(), ApiError> {
     let given = |raw: Option<&RawValue>| raw.is_some_and(|raw| raw.get() != "null");
     if given(fields.prompt) {
-        return Err(ApiError::unsupported("prompt", "stored prompts are not supported: send instructions and input"));
+        return Err(ApiError::unsupported(
+            "prompt",
+            "stored prompts are not supported: send instructions and input",
+        ));
     }
     if given(fields.conversation) && given(fields.previous_response_id) {
         let message = "conversation and previous_response_id exclude each other: send one";
         return Err(ApiError::bad_value("conversation", message));
     }
     match transport {
-        Transport::WebSocket if field(fields.background, "background")? == Some(true) => Err(
-            ApiError::unsupported("background", "background responses exist on HTTP only; here events are streamed"),
-        ),
+        Transport::WebSocket if field(fields.background, "background")? == Some(true) => {
+            Err(ApiError::unsupported(
+                "background",
+                "background responses exist on HTTP only; here events are streamed",
+            ))
+        }
         _ => Ok(()),
     }
 }
@@ -386,9 +394,10 @@ fn truncates(raw: Option<&RawValue>) -> Result<bool, ApiError> {
     match field::<String>(raw, "truncation")?.as_deref() {
         None | Some("disabled") => Ok(false),
         Some("auto") => Ok(true),
-        Some(other) => {
-            Err(ApiError::bad_value("truncation", format!("`{other}` is no truncation; use auto or disabled")))
-        }
+        Some(other) => Err(ApiError::bad_value(
+            "truncation",
+            format!("`{other}` is no truncation; use auto or disabled"),
+        )),
     }
 }
 

@@ -4,6 +4,7 @@ use serde::Serialize;
 use serde_json::value::RawValue;
 
 use super::item::OutputItem;
+use crate::cache_break::CacheBreak;
 use crate::error::ApiError;
 
 /// The status of a response or of an item.
@@ -70,6 +71,9 @@ pub(crate) struct BatonTurn {
     pub(crate) moved_bytes: u64,
     pub(crate) resubmissions: usize,
     pub(crate) output_ids: Vec<u32>,
+    /// Why the turn did not build on its conversation.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) cache_break: Option<CacheBreak>,
 }
 
 /// Everything a response object is made of.

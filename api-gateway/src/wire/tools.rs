@@ -93,7 +93,14 @@ impl Tools {
     /// No tools.
     pub(crate) fn none() -> Arc<Self> {
         let echo = RawValue::from_string("[]".to_owned()).expect("an empty list is JSON");
-        Arc::new(Self { raw: "[]".into(), added: None, offered: Vec::new(), shown: Arc::default(), echo, lazy: OnceLock::new() })
+        Arc::new(Self {
+            raw: "[]".into(),
+            added: None,
+            offered: Vec::new(),
+            shown: Arc::default(),
+            echo,
+            lazy: OnceLock::new(),
+        })
     }
 
     /// Parses the raw JSON text of tools. Hosted tools and kinds nobody knows are left out.
@@ -101,8 +108,9 @@ impl Tools {
     /// # Errors
     /// Names the tool that cannot be used.
     pub(crate) fn parse(raw: &str, by: Source) -> Result<Arc<Self>, ApiError> {
-        let list: Option<Vec<&RawValue>> = serde_json::from_str(raw)
-            .map_err(|error| ApiError::invalid("invalid_type", format!("tools is no list: {error}")).at("tools"))?;
+        let list: Option<Vec<&RawValue>> = serde_json::from_str(raw).map_err(|error| {
+            ApiError::invalid("invalid_type", format!("tools is no list: {error}")).at("tools")
+        })?;
         let mut parser = Parser::default();
         for (idx, tool) in list.unwrap_or_default().into_iter().enumerate() {
             parser.tool(tool, None, &format!("tools[{idx}]"))?;
@@ -176,10 +184,8 @@ impl Parser {
             let echo = FunctionEcho { kind: "function", name, description, parameters, strict };
             self.echo.push(serde_json::to_string(&echo).expect("our own types serialize"));
         }
-        let schema = parameters.map_or_else(
-            || r#"{"type":"object","properties":{}}"#.to_owned(),
-            |raw| raw.get().to_owned(),
-        );
+        let schema = parameters
+            .map_or_else(|| r#"{"type":"object","properties":{}}"#.to_owned(), |raw| raw.get().to_owned());
         let input = Input::Json { schema, strict: tool.strict == Some(true) };
         self.offer(tool, input, namespace, param)
     }
@@ -265,7 +271,10 @@ pub(crate) enum ToolChoice {
     /// This one, by its flat name.
     Named(String),
     /// Only these, by their flat names.
-    Allowed { names: Vec<String>, required: bool },
+    Allowed {
+        names: Vec<String>,
+        required: bool,
+    },
 }
 
 #[derive(Deserialize)]
@@ -307,7 +316,8 @@ impl ToolChoice {
                 Ok(Self::Allowed { names, required })
             }
             other => {
-                let message = format!("`{other}` is no tool choice that works here; name a function or custom tool");
+                let message =
+                    format!("`{other}` is no tool choice that works here; name a function or custom tool");
                 Err(ApiError::bad_value("tool_choice.type", message))
             }
         }
@@ -320,7 +330,10 @@ pub(crate) enum Format {
     #[default]
     Text,
     JsonObject,
-    JsonSchema { schema: String, strict: bool },
+    JsonSchema {
+        schema: String,
+        strict: bool,
+    },
 }
 
 /// `text`: the form of the answer, and how responses repeat it.

@@ -57,7 +57,9 @@ pub(super) struct Running {
 impl Running {
     /// Takes one of `limit` places in the queues of all lanes.
     pub(super) fn wait(&self, limit: usize) -> Result<(), ApiError> {
-        let taken = self.n_waiting.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |n| (n < limit).then_some(n + 1));
+        let taken = self
+            .n_waiting
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |n| (n < limit).then_some(n + 1));
         taken.map(|_| ()).map_err(|_| {
             ApiError::rate_limited("too many responses are queued on this connection: wait for one to end")
         })
@@ -140,7 +142,11 @@ impl<'a> Lanes<'a> {
     }
 
     /// Runs what comes from `queue` until the client is gone or, between turns, the server drains.
-    pub(super) async fn run(mut self, mut queue: mpsc::Receiver<Queued>, shutdown: &CancellationToken) -> End {
+    pub(super) async fn run(
+        mut self,
+        mut queue: mpsc::Receiver<Queued>,
+        shutdown: &CancellationToken,
+    ) -> End {
         loop {
             let handled = tokio::select! {
                 Some(done) = self.active.next(), if !self.active.is_empty() => self.ended(done).await,
@@ -163,7 +169,8 @@ impl<'a> Lanes<'a> {
         let n_named = self.lanes.keys().filter(|lane| lane.is_some()).count();
         if lane.is_some() && !self.lanes.contains_key(&lane) && n_named >= self.gateway.config().max_lanes {
             let limit = self.gateway.config().max_lanes;
-            let message = format!("this connection has {limit} lanes already: use one of them, or another connection");
+            let message =
+                format!("this connection has {limit} lanes already: use one of them, or another connection");
             let error = ApiError::invalid("websocket_stream_limit_reached", message).at("stream_id");
             self.running.waited();
             return self.refuse(&error, &lane).await;

@@ -195,7 +195,8 @@ fn job(
 ) -> anyhow::Result<Job> {
     let system = Message { role: Role::System, content: "You are a helpful assistant.".into() };
     let user = Message { role: Role::User, content: prompt.into() };
-    let ids = text.prompts.render_all(&[Entry::Message(&system), Entry::Message(&user)], Reply::Expected, &[])?;
+    let ids =
+        text.prompts.render_all(&[Entry::Message(&system), Entry::Message(&user)], Reply::Expected, &[])?;
     let key = HashKey::derive(&text.fingerprint, b"");
     Ok(Job {
         turn: idx as u64,

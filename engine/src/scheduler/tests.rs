@@ -200,7 +200,7 @@ fn the_same_prefix_is_not_sent_twice() {
     toy.scheduler.admit();
     let rest = toy.admitted(long_rest).expect("admitted");
     assert_eq!((rest.cached_tokens, rest.granted.len()), (64, 3), "only its rest is sent");
-    assert_eq!(toy.admitted(short_rest).expect("admitted").granted, [], "its rest is computed here");
+    assert!(toy.admitted(short_rest).expect("admitted").granted.is_empty(), "its rest is computed here");
 }
 
 #[test]

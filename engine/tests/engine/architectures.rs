@@ -135,7 +135,7 @@ fn a_dialogue_begins_with_one_bos_where_the_model_wants_it() {
             let ids = ids.expect("the template takes it");
             assert_eq!(ids.iter().filter(|id| **id == BOS).count(), expected, "{adds_bos} {template}");
             assert_eq!(ids[0] == BOS, expected == 1);
-            let extended = prompts.extend(LogEnd::Empty, &[message], Reply::Expected, &[]);
+            let extended = prompts.extend(LogEnd::Empty, &[message], Reply::Expected);
             assert_eq!(extended.expect("the template takes it"), ids);
         }
     }

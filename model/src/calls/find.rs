@@ -22,7 +22,9 @@ pub enum Piece {
     /// The next part of the call's arguments: raw JSON, or text.
     Arguments(String),
     /// The call is over; `whole` unless the output ended within it.
-    End { whole: bool },
+    End {
+        whole: bool,
+    },
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -32,13 +34,17 @@ enum State {
     /// Behind an opening marker: the header is not known yet.
     Header,
     /// The text so far may be a call without a marker, that begins after this many bytes of `pending`.
-    Bare { at: usize },
+    Bare {
+        at: usize,
+    },
     /// Within arguments that are streamed.
     Json(Balance),
     /// Within the arguments of a tool that takes text, which the model writes as JSON.
     Quoted,
     /// Within free text.
-    Free { begun: bool },
+    Free {
+        begun: bool,
+    },
     /// Behind the arguments.
     Tail,
 }
@@ -229,25 +235,32 @@ impl CallFinder {
         if self.at_start && text[trimmed..].starts_with('{') {
             return Some((0, trimmed));
         }
-        FENCES.iter().filter_map(|fence| {
-            let from = text.match_indices(fence).map(|(at, _)| at).find(|at| self.begins_line(*at))?;
-            let object = from + fence.len();
-            text[object..].trim_start().is_empty().then_some((from, text.len())).or_else(|| {
-                let object = object + (text[object..].len() - text[object..].trim_start().len());
-                text[object..].starts_with('{').then_some((from, object))
+        FENCES
+            .iter()
+            .filter_map(|fence| {
+                let from = text.match_indices(fence).map(|(at, _)| at).find(|at| self.begins_line(*at))?;
+                let object = from + fence.len();
+                text[object..].trim_start().is_empty().then_some((from, text.len())).or_else(|| {
+                    let object = object + (text[object..].len() - text[object..].trim_start().len());
+                    text[object..].starts_with('{').then_some((from, object))
+                })
             })
-        }).min()
+            .min()
     }
 
     fn begins_line(&self, at: usize) -> bool {
-        self.pending[..at].ends_with('\n') || (at == 0 && self.at_start) || self.pending[..at].trim().is_empty()
+        self.pending[..at].ends_with('\n')
+            || (at == 0 && self.at_start)
+            || self.pending[..at].trim().is_empty()
     }
 
     /// Bytes at the end of the pending text that may be the beginning of something else than text: a marker, a fence, or
     /// white space before one.
     fn held(&self, open: Marker) -> usize {
         let text = &self.pending;
-        let markers = (open.id.is_none()).then_some(open.text).into_iter().chain(FENCES);
+        let think = self.format.think.map(|(open, _)| open);
+        let think = think.filter(|open| self.at_start && open.id.is_none()).map(|open| open.text);
+        let markers = (open.id.is_none()).then_some(open.text).into_iter().chain(FENCES).chain(think);
         let marker = markers.map(|marker| held_back(text, marker)).max().unwrap_or(0);
         let before = &text[..text.len() - marker];
         marker + before.len() - before.trim_end().len()
@@ -350,9 +363,12 @@ impl CallFinder {
             self.state = State::Free { begun: false };
             return;
         }
-        let arguments = arguments.map_or_else(|| if self.is_text { String::new() } else { "{}".to_owned() }, |raw| {
-            if self.is_text { text_of(&raw) } else { raw }
-        });
+        let arguments = arguments.map_or_else(
+            || if self.is_text { String::new() } else { "{}".to_owned() },
+            |raw| {
+                if self.is_text { text_of(&raw) } else { raw }
+            },
+        );
         pieces.push(Piece::Arguments(arguments));
         pieces.push(Piece::End { whole: true });
         self.state = State::Tail;

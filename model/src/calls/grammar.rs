@@ -60,7 +60,9 @@ impl CallFormat {
             Choice::Calls(_) => call.to_owned(),
         };
         let mut grammar = match answer {
-            Some(schema) => format!("start: answer | calls\nanswer: %json {}\ncalls: {start}\n{rules}", spaced(schema)),
+            Some(schema) => {
+                format!("start: answer | calls\nanswer: %json {}\ncalls: {start}\n{rules}", spaced(schema))
+            }
             None => format!("start: {start}\n{rules}"),
         };
         let lazy_llama = self.style == Style::Llama && choice == Choice::Lazy;

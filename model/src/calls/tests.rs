@@ -3,7 +3,8 @@ use super::*;
 use find::Thinks;
 
 fn tool(name: &str) -> Tool {
-    let schema = r#"{"type":"object","properties":{"path":{"type":"string"}},"required":["path"]}"#.to_owned();
+    let schema =
+        r#"{"type":"object","properties":{"path":{"type":"string"}},"required":["path"]}"#.to_owned();
     Tool { name: name.into(), description: "A tool.".into(), input: Input::Json { schema, strict: false } }
 }
 
@@ -102,11 +103,19 @@ fn tagged_calls_are_found_by_id_or_by_text() {
     let body = "\n{\"name\": \"read\", \"arguments\": {\"path\": \"a {b} \\\"c\\\" }\"}}\n";
     let by_id = format(Style::Tagged, Ids::Known);
     expect(&by_id, &format!("{{1}}{body}{{2}}"), &read);
-    expect(&by_id, &format!("Let me see.\n{{1}}{body}{{2}}\n"), &[text("Let me see."), read.clone()].concat());
+    expect(
+        &by_id,
+        &format!("Let me see.\n{{1}}{body}{{2}}\n"),
+        &[text("Let me see."), read.clone()].concat(),
+    );
     expect(&by_id, &format!("{{1}}{body}{{2}}\n{{1}}{body}{{2}}"), &[read.clone(), read.clone()].concat());
     expect(&by_id, "I would write <tool_call> here.", &text("I would write <tool_call> here."));
     let by_text = format(Style::Tagged, Ids::None);
-    expect(&by_text, &format!("Now <tool_call>{body}</tool_call> done"), &[text("Now"), read, text(" done")].concat());
+    expect(
+        &by_text,
+        &format!("Now <tool_call>{body}</tool_call> done"),
+        &[text("Now"), read, text(" done")].concat(),
+    );
 }
 
 #[test]
@@ -116,7 +125,11 @@ fn bare_and_fenced_objects_that_name_a_declared_tool_are_calls() {
         let object = "{\n  \"name\": \"list\",\n  \"arguments\": {\n    \"path\": \".\"\n  }\n}";
         expect(&format, object, &list);
         expect(&format, &format!("```json\n{object}\n```"), &list);
-        expect(&format, &format!("I look:\n\n```json\n{object}\n```\n"), &[text("I look:\n\n"), list.clone()].concat());
+        expect(
+            &format,
+            &format!("I look:\n\n```json\n{object}\n```\n"),
+            &[text("I look:\n\n"), list.clone()].concat(),
+        );
         let other = "{\"name\": \"nobody\", \"arguments\": {}}";
         expect(&format, other, &text(other));
         expect(&format, "```json\n{\"a\": 1}\n```", &text("```json\n{\"a\": 1}\n```"));
@@ -155,7 +168,8 @@ fn free_text_is_given_as_it_stands() {
 #[test]
 fn what_is_cut_off_is_incomplete_and_nothing_is_lost() {
     let by_id = format(Style::Tagged, Ids::Known);
-    let cut = [Piece::Call("read".into()), Piece::Arguments("{\"path\": \"a".into()), Piece::End { whole: false }];
+    let cut =
+        [Piece::Call("read".into()), Piece::Arguments("{\"path\": \"a".into()), Piece::End { whole: false }];
     expect(&by_id, "{1}\n{\"name\": \"read\", \"arguments\": {\"path\": \"a", &cut);
     expect(&by_id, "{1}\n{\"na", &text("<tool_call>\n{\"na"));
     expect(&by_id, "{1}\nnonsense\n{2}", &text("<tool_call>\nnonsense\n</tool_call>"));

@@ -134,7 +134,7 @@ fn hostile() -> impl Strategy<Value = String> {
 
 fn any_message() -> impl Strategy<Value = Message> {
     let content = prop_oneof![Just(String::new()), harmless(), hostile(), Just(" \n ".to_owned())];
-    (role(), content).prop_map(|(role, content)| Message { role, content })
+    (role(), content).prop_map(|(role, content)| Message { role, content: content.into() })
 }
 
 fn generated() -> impl Strategy<Value = Vec<u32>> {

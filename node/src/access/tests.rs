@@ -67,7 +67,8 @@ fn a_secret_is_made_once_and_only_its_owner_reads_it() {
     let dir = std::fs::metadata(&folder).expect("it is there");
     assert_eq!((file.permissions().mode() & 0o777, dir.permissions().mode() & 0o777), (0o600, 0o700));
     assert_eq!(std::fs::read_dir(&folder).expect("readable").count(), 1, "nothing else is left");
-    let given = access(&["--data-dir", path, "--seal-secret", "0123456789abcdef"]).expect("a secret").seal_secret;
+    let given =
+        access(&["--data-dir", path, "--seal-secret", "0123456789abcdef"]).expect("a secret").seal_secret;
     assert_ne!(given, first);
     assert!(access(&["--seal-secret", "short"]).is_err_and(|error| error.contains("too short")));
     assert!(access(&[]).is_ok_and(|access| access.seal_secret.is_none()));

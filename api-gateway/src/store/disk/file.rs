@@ -20,10 +20,14 @@ const CACHE_BYTES: usize = 64 << 20;
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
     /// The folder cannot be made or used.
-    #[error("the data folder {path} cannot be used: {source}; make it writable for this user, or name another one")]
+    #[error(
+        "the data folder {path} cannot be used: {source}; make it writable for this user, or name another one"
+    )]
     Folder { path: PathBuf, source: std::io::Error },
     /// The file cannot be read or written.
-    #[error("{path} cannot be used: {source}; see that it can be read and written and that the disk has room")]
+    #[error(
+        "{path} cannot be used: {source}; see that it can be read and written and that the disk has room"
+    )]
     File { path: PathBuf, source: std::io::Error },
     /// Another process has it.
     #[error(
@@ -40,7 +44,9 @@ pub enum OpenError {
     #[error("the store of responses was interrupted while it was opened")]
     Interrupted,
     /// A newer Baton has written it.
-    #[error("{path} was written by another version of Baton: use that one, or move the file away: mv {path} {path}.old")]
+    #[error(
+        "{path} was written by another version of Baton: use that one, or move the file away: mv {path} {path}.old"
+    )]
     OtherVersion { path: PathBuf },
 }
 
@@ -94,7 +100,8 @@ fn create(path: &Path) -> Result<(), OpenError> {
 }
 
 fn backend(path: &Path) -> Result<FileBackend, DatabaseError> {
-    let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(0o600).open(path)?;
+    let file =
+        OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(0o600).open(path)?;
     FileBackend::new(file)
 }
 
@@ -113,14 +120,17 @@ pub(super) fn with_backend<B: StorageBackend>(
         Ok((database, n_bytes))
     };
     // Not every kind of damage is an error to redb.
-    std::panic::catch_unwind(std::panic::AssertUnwindSafe(open))
-        .unwrap_or_else(|_| Err(OpenError::Damaged { path: path.to_owned(), detail: "it cannot be read".to_owned() }))
+    std::panic::catch_unwind(std::panic::AssertUnwindSafe(open)).unwrap_or_else(|_| {
+        Err(OpenError::Damaged { path: path.to_owned(), detail: "it cannot be read".to_owned() })
+    })
 }
 
 fn of_database(path: &Path, error: DatabaseError) -> OpenError {
     let path = path.to_owned();
     match error {
-        DatabaseError::DatabaseAlreadyOpen | DatabaseError::LockProtocolMismatch => OpenError::Locked { path },
+        DatabaseError::DatabaseAlreadyOpen | DatabaseError::LockProtocolMismatch => {
+            OpenError::Locked { path }
+        }
         DatabaseError::UpgradeRequired(_) => OpenError::OtherVersion { path },
         DatabaseError::Storage(StorageError::Io(source)) => of_io(path, source),
         other => OpenError::Damaged { path, detail: other.to_string() },

@@ -112,7 +112,11 @@ fn item_key(tenant: &str, id: &str) -> [u8; 16] {
 /// What a row takes in the file, about: pages are half full, and rows larger than one take a power of two of them.
 fn footprint(n_bytes: usize, n_items: usize) -> u64 {
     let n_bytes = n_bytes as u64;
-    let row = if n_bytes > PAGE_BYTES / 2 { (n_bytes + 64).next_power_of_two().max(PAGE_BYTES) } else { n_bytes * 3 / 2 };
+    let row = if n_bytes > PAGE_BYTES / 2 {
+        (n_bytes + 64).next_power_of_two().max(PAGE_BYTES)
+    } else {
+        n_bytes * 3 / 2
+    };
     row + INDEX_BYTES + n_items as u64 * ITEM_BYTES
 }
 
@@ -360,7 +364,9 @@ impl ReadTables {
         let mut rows = Vec::new();
         let mut next = id.to_owned();
         loop {
-            let Some(bytes) = self.rows.get(next.as_str())? else { return Ok(Err(Some(Unreadable::Missing))) };
+            let Some(bytes) = self.rows.get(next.as_str())? else {
+                return Ok(Err(Some(Unreadable::Missing)));
+            };
             let row = match row::decode(bytes.value()) {
                 Ok(row) if row.is_of(form) => row,
                 Ok(_) => return Ok(Err(Some(Unreadable::OtherModel))),

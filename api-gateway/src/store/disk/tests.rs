@@ -17,8 +17,10 @@ use crate::conversation::{Item, TokenLog};
 use crate::history::{ContentHash, Entry, History};
 use crate::wire::{ToolSource, Tools};
 
-const TOOLS: &str = r#"[{"type":"function","name":"ls","parameters":{"type":"object","properties":{}},"strict":false}]"#;
-const LIMITS: StoreLimits = StoreLimits { max_responses: 1, max_tokens: 1 << 20, ttl: Duration::from_secs(60) };
+const TOOLS: &str =
+    r#"[{"type":"function","name":"ls","parameters":{"type":"object","properties":{}},"strict":false}]"#;
+const LIMITS: StoreLimits =
+    StoreLimits { max_responses: 1, max_tokens: 1 << 20, ttl: Duration::from_secs(60) };
 const HOUR: Duration = Duration::from_secs(3600);
 
 fn key() -> HashKey {
@@ -91,7 +93,13 @@ fn assert_same(found: &Stored, stored: &Stored) {
     assert_eq!(found.id, stored.id);
     assert_eq!(
         (&found.tenant, &found.conversation, &found.decode_worker, &found.cache_key, &found.instructions),
-        (&stored.tenant, &stored.conversation, &stored.decode_worker, &stored.cache_key, &stored.instructions)
+        (
+            &stored.tenant,
+            &stored.conversation,
+            &stored.decode_worker,
+            &stored.cache_key,
+            &stored.instructions
+        )
     );
     assert_eq!((&found.tools.raw, &found.response), (&stored.tools.raw, &stored.response));
     assert_eq!(found.log.ids_from(0), stored.log.ids_from(0));
@@ -210,7 +218,8 @@ impl RamDisk {
     fn n_rows(&self) -> Vec<u64> {
         use redb::ReadableTableMetadata;
         let (database, _) =
-            with_backend(&PathBuf::from("ram"), Check::Everything, || Ok::<_, DatabaseError>(self.clone())).expect("opens");
+            with_backend(&PathBuf::from("ram"), Check::Everything, || Ok::<_, DatabaseError>(self.clone()))
+                .expect("opens");
         let read = database.begin_read().expect("reads");
         let tables = read.list_tables().expect("reads");
         tables.map(|table| read.open_untyped_table(table).expect("reads").len().expect("reads")).collect()
@@ -332,7 +341,8 @@ async fn beyond_its_size_the_oldest_go_first_and_the_file_does_not_grow() {
     const MAX_BYTES: u64 = 2 << 20;
     let disk = RamDisk::default();
     let opened = store(disk.open(HOUR, MAX_BYTES));
-    let random = |len: usize| -> String { (0..len).map(|_| char::from(rand::random_range(b'a'..=b'z'))).collect() };
+    let random =
+        |len: usize| -> String { (0..len).map(|_| char::from(rand::random_range(b'a'..=b'z'))).collect() };
     let ids: Vec<String> = (0..600).map(|idx| format!("resp_{idx}")).collect();
     for id in &ids {
         let text = random(rand::random_range(1..20_000));

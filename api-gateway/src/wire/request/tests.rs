@@ -41,7 +41,11 @@ fn each_bad_field_is_named_with_its_fault() {
         (r#"{"input":"x","max_output_tokens":-4}"#, "invalid_type", Some("max_output_tokens")),
         (r#"{"input":"x","tools":{}}"#, "invalid_type", Some("tools")),
         (r#"{"input":"x","tool_choice":"must"}"#, "invalid_value", Some("tool_choice")),
-        (r#"{"input":"x","tool_choice":{"type":"function"}}"#, "missing_required_parameter", Some("tool_choice.name")),
+        (
+            r#"{"input":"x","tool_choice":{"type":"function"}}"#,
+            "missing_required_parameter",
+            Some("tool_choice.name"),
+        ),
         (r#"{"input":"x","text":{"format":{"type":"xml"}}}"#, "invalid_value", Some("text.format.type")),
         (
             r#"{"input":"x","text":{"format":{"type":"json_schema"}}}"#,
@@ -49,7 +53,11 @@ fn each_bad_field_is_named_with_its_fault() {
             Some("text.format.schema"),
         ),
         (r#"{"input":"x","conversation":7}"#, "invalid_type", Some("conversation")),
-        (r#"{"input":"x","conversation":"c","previous_response_id":"r"}"#, "invalid_value", Some("conversation")),
+        (
+            r#"{"input":"x","conversation":"c","previous_response_id":"r"}"#,
+            "invalid_value",
+            Some("conversation"),
+        ),
         (r#"{"input":"x","background":true,"store":false}"#, "invalid_value", Some("background")),
         (r#"{"input":"x","truncation":"some"}"#, "invalid_value", Some("truncation")),
         (r#"{"input":"x","top_logprobs":21}"#, "invalid_value", Some("top_logprobs")),

@@ -1,0 +1,113 @@
+//! From generated tokens to pieces of output: text, reasoning and calls.
+
+use std::sync::Arc;
+
+use model::calls::{CallFinder, Piece};
+use model::detokenize::Detokenizer;
+use model::tokenizer::Tokenizer;
+use proto::v1;
+
+use crate::prepare::Prepared;
+use crate::state::Gateway;
+use crate::wire::{Create, Logprob, ToolChoice};
+
+/// A piece of output; of text also how likely its tokens were, when that was asked for.
+pub(crate) type Part = (Piece, Vec<Logprob>);
+
+/// The output of one response while it is generated.
+#[derive(Debug)]
+pub(crate) struct Output<'a> {
+    tokenizer: &'a Tokenizer,
+    detokenizer: Detokenizer,
+    /// None: everything is text.
+    finder: Option<CallFinder>,
+    n_reasoning: usize,
+    /// Of tokens whose text has not been given on yet.
+    logprobs: Vec<Logprob>,
+}
+
+impl<'a> Output<'a> {
+    pub(crate) fn new(gateway: &'a Gateway, create: &Create, prepared: &Prepared) -> Self {
+        let prompts = &gateway.text().prompts;
+        // Calls that nobody offered, or wants, stay the text that they are.
+        let tools = match create.tool_choice {
+            _ if prepared.compacts => Arc::default(),
+            ToolChoice::None => Arc::default(),
+            _ => Arc::clone(&prepared.tools.shown),
+        };
+        let splits = !tools.is_empty() || prompts.format().knows_reasoning();
+        let finder = splits.then(|| CallFinder::new(Arc::clone(prompts.format()), tools, prompts.thinks()));
+        let tokenizer = &*gateway.text().tokenizer;
+        let detokenizer = Detokenizer::new(tokenizer.byte_table());
+        Self { tokenizer, detokenizer, finder, n_reasoning: 0, logprobs: Vec::new() }
+    }
+
+    /// Tokens of the output that are reasoning.
+    pub(crate) fn n_reasoning(&self) -> usize {
+        self.n_reasoning
+    }
+
+    /// What the tokens add.
+    pub(crate) fn push(&mut self, tokens: &v1::Tokens) -> Vec<Part> {
+        let mut pieces = Vec::new();
+        for (idx, &id) in tokens.ids.iter().enumerate() {
+            let text = self.detokenizer.push(id);
+            let is_text = match &mut self.finder {
+                None => {
+                    if !text.is_empty() {
+                        pieces.push(Piece::Text(text.to_owned()));
+                    }
+                    true
+                }
+                Some(finder) => {
+                    self.n_reasoning += usize::from(finder.is_reasoning());
+                    finder.push(id, text, &mut pieces);
+                    finder.is_text()
+                }
+            };
+            if let Some(logprobs) = tokens.logprobs.get(idx)
+                && is_text
+                && !self.tokenizer.is_end_of_turn(id)
+            {
+                self.logprobs.push(Logprob::new(self.tokenizer, id, logprobs));
+            }
+        }
+        self.parts(pieces)
+    }
+
+    /// What was held back until it was clear that nothing more comes.
+    pub(crate) fn finish(&mut self) -> Vec<Part> {
+        let next = Detokenizer::new(self.tokenizer.byte_table());
+        let rest = std::mem::replace(&mut self.detokenizer, next).finish();
+        let mut pieces = Vec::new();
+        match self.finder.take() {
+            None if rest.is_empty() => {}
+            None => pieces.push(Piece::Text(rest)),
+            Some(mut finder) => {
+                if !rest.is_empty() {
+                    finder.push(u32::MAX, &rest, &mut pieces);
+                }
+                finder.finish(&mut pieces);
+            }
+        }
+        self.parts(pieces)
+    }
+
+    /// Pieces that belong together as one: an event costs more than a byte. Log-probabilities go with the first piece of
+    /// text after their tokens.
+    fn parts(&mut self, pieces: Vec<Piece>) -> Vec<Part> {
+        let mut parts: Vec<Part> = Vec::with_capacity(pieces.len());
+        for piece in pieces {
+            match (parts.last_mut(), piece) {
+                (Some((Piece::Text(text), _)), Piece::Text(more))
+                | (Some((Piece::Reasoning(text), _)), Piece::Reasoning(more))
+                | (Some((Piece::Arguments(text), _)), Piece::Arguments(more)) => text.push_str(&more),
+                (_, piece) => parts.push((piece, Vec::new())),
+            }
+        }
+        if let Some((_, logprobs)) = parts.iter_mut().find(|(piece, _)| matches!(piece, Piece::Text(_))) {
+            *logprobs = std::mem::take(&mut self.logprobs);
+        }
+        parts
+    }
+}

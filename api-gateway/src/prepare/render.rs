@@ -1,0 +1,207 @@
+//! From items to token ids: what is new is appended to what was rendered before, whenever the template allows it.
+
+use model::calls::Call;
+use model::chat_template::{Content, Message, Reply, Role};
+use model::prompt::{self, Entry as LogEntry, LogEnd, TemplateClass};
+
+use super::Basis;
+use crate::compact;
+use crate::conversation::{Cut, Item, TokenLog};
+use crate::error::ApiError;
+use crate::metrics as names;
+use crate::state::Gateway;
+use crate::store::Stored;
+use crate::wire::{Create, InputItem, InputKind};
+
+/// A prompt, and what it cost.
+pub(super) struct Built {
+    pub(super) log: TokenLog,
+    /// Where workers may pick up.
+    pub(super) cut: Cut,
+    pub(super) n_tokenized: usize,
+}
+
+/// Renders what is new, or everything when what was rendered before does not hold any more.
+///
+/// # Errors
+/// When the template cannot render it.
+pub(super) fn build(gateway: &Gateway, basis: &Basis, reply: Reply) -> Result<Built, ApiError> {
+    let input = messages(gateway, &basis.new);
+    // A parent that was made for nothing but its id has no tokens.
+    let Some(parent) = basis.parent.as_deref().filter(|parent| parent.log.len() > 0) else {
+        return start(gateway, basis, &input, reply);
+    };
+    if basis.appends_to(gateway, parent) {
+        match extend(gateway, parent, &input, reply) {
+            Err(prompt::Error::NotAppendable { .. }) => {}
+            result => return result.map_err(refused),
+        }
+    }
+    metrics::counter!(names::RERENDERS).increment(1);
+    let entries = parent.log.with_entries(|entries| entries.iter().copied().map(item).collect::<Vec<_>>());
+    rerender(gateway, basis, entries, &input, reply).map_err(refused)
+}
+
+/// The messages that items stand for. What an assistant said and called in a row is one message, as it was one turn.
+fn messages(gateway: &Gateway, items: &[InputItem]) -> Vec<Message> {
+    let format = gateway.text().prompts.format();
+    let mut messages = Vec::with_capacity(items.len());
+    let mut text: Option<Content> = None;
+    let mut calls: Vec<Call> = Vec::new();
+    let flush = |text: &mut Option<Content>, calls: &mut Vec<Call>, messages: &mut Vec<Message>| {
+        let said = text.take();
+        if calls.is_empty() {
+            messages.extend(said.map(|content| Message { role: Role::Assistant, content }));
+        } else {
+            let said = said.unwrap_or_default();
+            messages.push(format.assistant(said.text(), &std::mem::take(calls)));
+        }
+    };
+    for item in items {
+        match &item.kind {
+            InputKind::Message(message) if message.role == Role::Assistant => {
+                flush(&mut text, &mut calls, &mut messages);
+                text = Some(message.content.clone());
+            }
+            InputKind::Call { call, .. } => calls.push(call.clone()),
+            InputKind::Message(message) => {
+                flush(&mut text, &mut calls, &mut messages);
+                messages.push(message.clone());
+            }
+            InputKind::Result { text: result, .. } => {
+                flush(&mut text, &mut calls, &mut messages);
+                messages.push(format.result(result));
+            }
+            InputKind::Compaction { summary, .. } => {
+                flush(&mut text, &mut calls, &mut messages);
+                let content = format!("{}{summary}", compact::PREFACE).into();
+                messages.push(Message { role: Role::User, content });
+            }
+            InputKind::CompactionTrigger => {
+                flush(&mut text, &mut calls, &mut messages);
+                messages.push(Message { role: Role::User, content: compact::PROMPT.into() });
+            }
+            InputKind::Tools(_) | InputKind::Reference(_) | InputKind::Silent => {}
+        }
+    }
+    flush(&mut text, &mut calls, &mut messages);
+    messages
+}
+
+/// True when the template lets these items be appended to what was rendered before.
+pub(super) fn appendable(gateway: &Gateway, new: &[InputItem]) -> bool {
+    match gateway.text().prompts.class() {
+        TemplateClass::AppendOnly => true,
+        TemplateClass::AppendOnlyWithinToolLoop => {
+            !new.iter().any(|item| matches!(item.kind, InputKind::Message(_)))
+        }
+        TemplateClass::Rewrites => false,
+    }
+}
+
+fn start(gateway: &Gateway, basis: &Basis, input: &[Message], reply: Reply) -> Result<Built, ApiError> {
+    let messages = with_instructions(basis.instructions.as_deref(), input);
+    let ids = gateway.text().prompts.start(&messages, reply, &basis.tools.shown).map_err(refused)?;
+    let mut log = TokenLog::new(gateway.hash_key());
+    let n_tokenized = ids.len();
+    append(&mut log, ids, input, reply);
+    Ok(Built { log, cut: Cut::root(), n_tokenized })
+}
+
+fn extend(
+    gateway: &Gateway,
+    parent: &Stored,
+    input: &[Message],
+    reply: Reply,
+) -> Result<Built, prompt::Error> {
+    let mut log = parent.log.clone();
+    let cut = log.cut();
+    let ids = gateway.text().prompts.extend(log.end(), input, reply)?;
+    let n_tokenized = ids.len();
+    append(&mut log, ids, input, reply);
+    Ok(Built { log, cut, n_tokenized })
+}
+
+/// Renders the whole conversation again; generated ids stay as they were generated.
+fn rerender(
+    gateway: &Gateway,
+    basis: &Basis,
+    before: Vec<Item>,
+    input: &[Message],
+    reply: Reply,
+) -> Result<Built, prompt::Error> {
+    let system = basis.instructions.as_deref().map(system_message);
+    let items: Vec<Item> = before.into_iter().chain(input.iter().cloned().map(Item::Message)).collect();
+    let all: Vec<LogEntry<'_>> =
+        system.iter().map(LogEntry::Message).chain(items.iter().filter_map(Item::entry)).collect();
+    let ids = gateway.text().prompts.render_all(&all, reply, &basis.tools.shown)?;
+    drop(all);
+    let mut log = TokenLog::new(gateway.hash_key());
+    let n_tokenized = ids.len();
+    log.append(ids, items, end(reply));
+    Ok(Built { log, cut: Cut::root(), n_tokenized })
+}
+
+/// The longest prompt that leaves room for an answer.
+pub(super) fn most_prompt_tokens(gateway: &Gateway, create: &Create) -> usize {
+    let context = gateway.text().context_len as usize;
+    let answer = create.max_output_tokens.map_or(context / 4, |limit| (limit as usize).min(context / 2));
+    context - answer.max(1)
+}
+
+/// The conversation without its oldest items, as many as it takes. What was said last stays, whatever its length.
+///
+/// # Errors
+/// When the template cannot render it.
+pub(super) fn truncated(
+    gateway: &Gateway,
+    basis: &Basis,
+    reply: Reply,
+    most: usize,
+) -> Result<Built, ApiError> {
+    let parent = basis.parent.as_deref();
+    let mut items: Vec<Item> = parent.map_or_else(Vec::new, |parent| {
+        parent.log.with_entries(|entries| entries.iter().copied().map(item).collect())
+    });
+    items.extend(messages(gateway, &basis.new).into_iter().map(Item::Message));
+    let starts_turn = |item: &Item| matches!(item, Item::Message(message) if message.role == Role::User);
+    loop {
+        let n_dropped = items.len().div_ceil(4);
+        // What is left begins with a user's message, so that no result stands without its call.
+        let from = (n_dropped..items.len()).find(|&idx| starts_turn(&items[idx]));
+        let is_last = from.is_none() || items.len() <= 1;
+        items.drain(..from.unwrap_or(items.len().saturating_sub(1)));
+        let built = rerender(gateway, basis, items.clone(), &[], reply).map_err(refused)?;
+        if built.log.len() <= most || is_last {
+            return Ok(built);
+        }
+    }
+}
+
+fn item(entry: LogEntry<'_>) -> Item {
+    match entry {
+        LogEntry::Message(message) => Item::Message(message.clone()),
+        LogEntry::Generated { ids } => Item::GeneratedBefore { ids: ids.into() },
+    }
+}
+
+fn append(log: &mut TokenLog, ids: Vec<u32>, input: &[Message], reply: Reply) {
+    let end = if input.is_empty() && reply == Reply::None { log.end() } else { end(reply) };
+    log.append(ids, input.iter().cloned().map(Item::Message).collect(), end);
+}
+
+fn end(reply: Reply) -> LogEnd {
+    if reply == Reply::Expected { LogEnd::Prompt } else { LogEnd::Message }
+}
+
+fn with_instructions(instructions: Option<&str>, input: &[Message]) -> Vec<Message> {
+    instructions.map(system_message).into_iter().chain(input.iter().cloned()).collect()
+}
+
+fn system_message(instructions: &str) -> Message {
+    Message { role: Role::System, content: instructions.into() }
+}
+
+fn refused(error: prompt::Error) -> ApiError {
+    ApiError::bad_value("input", format!("the model's chat template cannot render this input: {error}"))
+}
