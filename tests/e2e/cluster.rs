@@ -305,9 +305,9 @@ impl Cluster {
     /// Ends the gateway and starts a new one at the old address; only what is on disk is left.
     pub(crate) async fn restart_gateway(&mut self) -> anyhow::Result<()> {
         self.gateway.shutdown.cancel();
-        let address = self.gateway.address;
-        until("the gateway has ended", async || TcpStream::connect(address).is_err()).await;
-        self.gateway.kill().await;
+        let (address, runtime) = (self.gateway.address, Arc::clone(&self.gateway.runtime));
+        let is_there = || runtime.lock().unwrap_or_else(PoisonError::into_inner).is_some();
+        until("the gateway has ended", async || !is_there()).await;
         self.gateway = start_gateway(bind(address)?, &self.router, &self.host).await?;
         Ok(())
     }
