@@ -182,16 +182,9 @@ impl Store {
     }
 
     /// Looks on disk for the response after which the first possible of `contents` had been said. True when it is in
-    /// memory now.
-    ///
-    /// # Errors
-    /// When the disk fails.
-    pub(crate) async fn recall_after(
-        &self,
-        contents: Vec<ContentHash>,
-        tenant: &str,
-    ) -> Result<bool, ApiError> {
-        Ok(self.inner.read(Wanted::After(contents), tenant).await?.is_some())
+    /// memory now; when the disk fails, it is a conversation that nobody knows.
+    pub(crate) async fn recall_after(&self, contents: Vec<ContentHash>, tenant: &str) -> bool {
+        self.inner.read(Wanted::After(contents), tenant).await.is_ok_and(|found| found.is_some())
     }
 
     /// Brings the response that has a stored item into memory, if there is one.

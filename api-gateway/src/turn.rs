@@ -157,7 +157,7 @@ async fn prepare_off_thread(
     recall(gateway, &create, &origin).await?;
     let mut basis = find_basis(gateway, &create, &origin)?;
     if !create.starts_anew {
-        basis.recall_by_content(gateway, &origin).await?;
+        basis.recall_by_content(gateway, &origin).await;
     }
     if !basis.is_slow(gateway, &create) {
         return Ok((prepare(gateway, &create, &origin, basis)?, create));

@@ -283,16 +283,7 @@ impl Cluster {
         let router = start_router(own_port()?, addresses, &host)?;
         knows(&router.url(), n_workers).await;
 
-        let config = api_gateway::Config { routers: vec![router.url()], ..host.spec.api.clone() };
-        let readiness = api_gateway::Readiness::default();
-        let ready = readiness.clone();
-        let gateway =
-            Process::start(&format!("{}gateway", host.tag), own_port()?, |listener, shutdown| async move {
-                let routes = axum::Router::new();
-                api_gateway::run(config, TEXT.clone(), listener, routes, readiness, shutdown).await?;
-                Ok(())
-            })?;
-        until("the gateway knows a decode worker", async || ready.is_ready()).await;
+        let gateway = start_gateway(own_port()?, &router, &host).await?;
         Ok(Self { host, forgives_warnings: false, decode, prefill, router, gateway, _stranger: stranger })
     }
 
@@ -309,6 +300,16 @@ impl Cluster {
     /// Asks the gateway to finish what runs and to take nothing new.
     pub(crate) fn drain_gateway(&self) {
         self.gateway.shutdown.cancel();
+    }
+
+    /// Ends the gateway and starts a new one at the old address; only what is on disk is left.
+    pub(crate) async fn restart_gateway(&mut self) -> anyhow::Result<()> {
+        self.gateway.shutdown.cancel();
+        let (address, runtime) = (self.gateway.address, Arc::clone(&self.gateway.runtime));
+        let is_there = || runtime.lock().unwrap_or_else(PoisonError::into_inner).is_some();
+        until("the gateway has ended", async || !is_there()).await;
+        self.gateway = start_gateway(bind(address)?, &self.router, &self.host).await?;
+        Ok(())
     }
 
     pub(crate) async fn kill_router(&mut self) {
@@ -353,6 +354,19 @@ impl Drop for Cluster {
             assert!(warnings.is_empty(), "unexpected warnings:\n{}", warnings.join("\n"));
         }
     }
+}
+
+async fn start_gateway(listener: StdListener, router: &Process, host: &Host) -> anyhow::Result<Process> {
+    let config = api_gateway::Config { routers: vec![router.url()], ..host.spec.api.clone() };
+    let readiness = api_gateway::Readiness::default();
+    let ready = readiness.clone();
+    let gateway = Process::start(&format!("{}gateway", host.tag), listener, |listener, shutdown| async move {
+        let routes = axum::Router::new();
+        api_gateway::run(config, TEXT.clone(), listener, routes, readiness, shutdown).await?;
+        Ok(())
+    })?;
+    until("the gateway knows a decode worker", async || ready.is_ready()).await;
+    Ok(gateway)
 }
 
 fn start_router(listener: StdListener, workers: Vec<String>, host: &Host) -> anyhow::Result<Process> {

@@ -59,6 +59,24 @@ pub(crate) async fn send(
     Ok(stream)
 }
 
+/// Sends a request with an API key and reads the whole answer.
+pub(crate) async fn request_as(
+    key: &str,
+    address: SocketAddr,
+    method: &str,
+    path: &str,
+    body: &str,
+) -> anyhow::Result<Reply> {
+    let mut stream = TcpStream::connect(address).await?;
+    let length = body.len();
+    let head = format!(
+        "{method} {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\nAuthorization: Bearer {key}\r\n\
+         Content-Type: application/json\r\nContent-Length: {length}\r\n\r\n{body}"
+    );
+    stream.write_all(head.as_bytes()).await?;
+    read(stream).await
+}
+
 /// Sends a request and reads the whole answer.
 pub(crate) async fn request(
     address: SocketAddr,

@@ -107,27 +107,20 @@ impl Basis {
     }
 
     /// Looks on disk for the conversation that the input repeats, when memory does not know it.
-    ///
-    /// # Errors
-    /// When the disk fails.
-    pub(crate) async fn recall_by_content(
-        &mut self,
-        gateway: &Gateway,
-        origin: &Origin,
-    ) -> Result<(), ApiError> {
+    pub(crate) async fn recall_by_content(&mut self, gateway: &Gateway, origin: &Origin) {
         // A single item repeats no conversation.
         if self.parent.is_some() || self.entries.len() < 2 || !gateway.store().is_durable() {
-            return Ok(());
+            return;
         }
         let start = ContentHash::start(&origin.tenant, self.instructions.as_deref(), &self.tools);
         let mut contents = History::new(start).contents_with(&self.entries);
         contents.remove(0);
         contents.reverse();
         contents.dedup();
-        if gateway.store().recall_after(contents, &origin.tenant).await? {
+        if gateway.store().recall_after(contents, &origin.tenant).await {
             self.find_by_content(gateway, origin);
+            self.likely = None;
         }
-        Ok(())
     }
 
     /// Looks for the conversation that the input repeats, longest first. O(items).

@@ -262,10 +262,12 @@ impl Writer {
         Ok(outcomes)
     }
 
-    /// The file is given up after a failure; the next change opens it again.
+    /// After a failure redb takes nothing more. What was durable before can be read again at once.
     fn reopen(&mut self) {
         self.close();
         self.failed_at = None;
+        // If it cannot be opened, the next change tries again.
+        let _ = self.ensure_open();
     }
 
     fn ensure_open(&mut self) -> Result<(), Failure> {
