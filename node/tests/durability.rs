@@ -27,7 +27,12 @@ impl Role {
     /// Starts `command` with `args` on a free port and waits until it serves.
     async fn start(mut command: Command, args: &[&str]) -> anyhow::Result<Self> {
         let address = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?;
-        command.args(args).arg("--listen").arg(address.to_string()).stdout(Stdio::null()).env("BATON_LOG", "error");
+        command
+            .args(args)
+            .arg("--listen")
+            .arg(address.to_string())
+            .stdout(Stdio::null())
+            .env("BATON_LOG", "error");
         let role = Self { child: command.spawn()?, address };
         let ready = async {
             while !request(address, "GET", "/readyz", "").await.is_ok_and(|(status, _)| status == 200) {
@@ -125,7 +130,10 @@ async fn model_name(gateway: SocketAddr) -> anyhow::Result<String> {
 async fn turn(gateway: SocketAddr, create: &Value) -> anyhow::Result<Value> {
     let body = create.to_string();
     let mut stream = TcpStream::connect(gateway).await?;
-    let head = format!("POST /v1/responses HTTP/1.0\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n", body.len());
+    let head = format!(
+        "POST /v1/responses HTTP/1.0\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n",
+        body.len()
+    );
     stream.write_all(head.as_bytes()).await?;
     stream.write_all(body.as_bytes()).await?;
     let mut answer = String::new();
@@ -249,7 +257,15 @@ fn a_damaged_store_stops_the_start_with_advice_and_is_left_alone() -> anyhow::Re
     std::fs::write(&file, "not a database, and somebody's only copy of something")?;
     let model = model();
     let output = Command::new(BATON)
-        .args(["gateway", "--listen", "127.0.0.1:0", "--routers", "http://127.0.0.1:1", "--data-dir", path(&folder)])
+        .args([
+            "gateway",
+            "--listen",
+            "127.0.0.1:0",
+            "--routers",
+            "http://127.0.0.1:1",
+            "--data-dir",
+            path(&folder),
+        ])
         .args(&model)
         .stdin(Stdio::null())
         .output()?;

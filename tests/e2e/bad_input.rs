@@ -68,16 +68,13 @@ pub(crate) fn mistakes() -> Vec<Mistake> {
             item(json!({"role": "user", "content": [{"type": "input_audio", "data": ""}]})),
             "input[1].content[0].type",
         ),
-        unsupported(json!({"background": true}), "background"),
-        unsupported(json!({"conversation": "conv_1"}), "conversation"),
         unsupported(json!({"prompt": {"id": "pmpt_1"}}), "prompt"),
-        unsupported(json!({"context_management": [{"type": "compaction"}]}), "context_management"),
-        unsupported(json!({"stream_id": "lane"}), "stream_id"),
-        unsupported(json!({"top_logprobs": 2}), "top_logprobs"),
-        unsupported(json!({"truncation": "auto"}), "truncation"),
-        unsupported(json!({"text": {"format": {"type": "json_object"}}}), "text.format.type"),
-        unsupported(json!({"tool_choice": "required"}), "tool_choice"),
-        unsupported(json!({"tools": [{"type": "function", "name": "f", "parameters": {}}]}), "tools[0]"),
+        (json!({"conversation": "conv_1"}), 404, "conversation_not_found", Some("conversation")),
+        bad_value("top_logprobs", json!(21)),
+        bad_value("truncation", json!("some")),
+        bad_value("tool_choice", json!("required")),
+        (json!({"text": {"format": {"type": "xml"}}}), 400, "invalid_value", Some("text.format.type")),
+        (json!({"tools": [{"type": "function"}]}), 400, "missing_required_parameter", Some("tools[0].name")),
     ]
 }
 

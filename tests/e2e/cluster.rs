@@ -360,11 +360,12 @@ async fn start_gateway(listener: StdListener, router: &Process, host: &Host) -> 
     let config = api_gateway::Config { routers: vec![router.url()], ..host.spec.api.clone() };
     let readiness = api_gateway::Readiness::default();
     let ready = readiness.clone();
-    let gateway = Process::start(&format!("{}gateway", host.tag), listener, |listener, shutdown| async move {
-        let routes = axum::Router::new();
-        api_gateway::run(config, TEXT.clone(), listener, routes, readiness, shutdown).await?;
-        Ok(())
-    })?;
+    let gateway =
+        Process::start(&format!("{}gateway", host.tag), listener, |listener, shutdown| async move {
+            let routes = axum::Router::new();
+            api_gateway::run(config, TEXT.clone(), listener, routes, readiness, shutdown).await?;
+            Ok(())
+        })?;
     until("the gateway knows a decode worker", async || ready.is_ready()).await;
     Ok(gateway)
 }

@@ -45,7 +45,10 @@ async fn a_conversation_goes_on_after_its_gateway_was_restarted() -> anyhow::Res
     let folder = Folder::new("goes-on");
     let mut cluster = Cluster::start(folder.spec()).await?;
     let mut socket = Socket::open(cluster.address()).await?;
-    let first = with(create("Let us talk about the moon."), json!({"instructions": "Be brief.", "metadata": {"a": "b"}}));
+    let first = with(
+        create("Let us talk about the moon."),
+        json!({"instructions": "Be brief.", "metadata": {"a": "b"}}),
+    );
     let root = socket.turn(&first).await?;
     let follow = |input: &str, turn: &str| {
         with(create(input), json!({"previous_response_id": turn, "instructions": "Be brief."}))
@@ -60,13 +63,19 @@ async fn a_conversation_goes_on_after_its_gateway_was_restarted() -> anyhow::Res
     let after = get(&cluster, &format!("/v1/responses/{}", second.id())).await?;
     assert_eq!((after.status, after.json()), (200, before.json()), "it looks as it did");
     assert_eq!(&after.json()["output"], &second.response()["output"]);
-    assert_eq!(get(&cluster, &format!("/v1/responses/{}/input_items", second.id())).await?.json(), items.json());
+    assert_eq!(
+        get(&cluster, &format!("/v1/responses/{}/input_items", second.id())).await?.json(),
+        items.json()
+    );
     let mut socket = Socket::open(cluster.address()).await?;
     let resumed = socket.turn(&follow("How far is it?", second.id())).await?;
     assert_eq!(resumed.output_ids(), uninterrupted.output_ids());
     assert_eq!(resumed.usage("/input_tokens"), uninterrupted.usage("/input_tokens"));
     ensure!(resumed.account("tokenized_tokens") < 24, "only the new part is tokenized");
-    ensure!(resumed.usage("/input_tokens_details/cached_tokens") > 0, "the workers know the prefix by its hashes");
+    ensure!(
+        resumed.usage("/input_tokens_details/cached_tokens") > 0,
+        "the workers know the prefix by its hashes"
+    );
     // A fork of the very first response, and one step further after another restart.
     socket.turn(&follow("Is it made of cheese?", root.id())).await?.expect_answer();
     drop(socket);
@@ -80,8 +89,9 @@ async fn a_conversation_goes_on_after_its_gateway_was_restarted() -> anyhow::Res
 async fn a_history_sent_again_after_a_restart_is_recognized() -> anyhow::Result<()> {
     let folder = Folder::new("recognized");
     let mut cluster = Cluster::start(folder.spec()).await?;
-    let mut history = json!([{"role": "user", "content": "Let us talk about the moon and its many craters."}]);
-    let mut push = |items: &Value, history: &mut Value| {
+    let mut history =
+        json!([{"role": "user", "content": "Let us talk about the moon and its many craters."}]);
+    let push = |items: &Value, history: &mut Value| {
         if let (Some(history), Some(items)) = (history.as_array_mut(), items.as_array()) {
             history.extend(items.iter().cloned());
         }
@@ -95,7 +105,10 @@ async fn a_history_sent_again_after_a_restart_is_recognized() -> anyhow::Result<
     cluster.restart_gateway().await?;
     let again = http::post(cluster.address(), &create(history.clone())).await?.json();
     assert_eq!(again["baton"]["output_ids"], known["baton"]["output_ids"]);
-    assert_eq!(again["baton"]["tokenized_tokens"], known["baton"]["tokenized_tokens"], "only the tail is tokenized");
+    assert_eq!(
+        again["baton"]["tokenized_tokens"], known["baton"]["tokenized_tokens"],
+        "only the tail is tokenized"
+    );
 
     // An item is found by its id, too.
     let item = known["output"][0]["id"].clone();
@@ -112,7 +125,8 @@ async fn what_was_deleted_or_not_stored_does_not_come_back() -> anyhow::Result<(
     let mut cluster = Cluster::start(folder.spec()).await?;
     let kept = http::post(cluster.address(), &create("Hello")).await?.json();
     let gone = http::post(cluster.address(), &create("Good day")).await?.json();
-    let unstored = http::post(cluster.address(), &with(create("Psst"), json!({"store": false}))).await?.json();
+    let unstored =
+        http::post(cluster.address(), &with(create("Psst"), json!({"store": false}))).await?.json();
     let path = |response: &Value| format!("/v1/responses/{}", response["id"].as_str().unwrap_or_default());
     assert_eq!(request(cluster.address(), "DELETE", &path(&gone), "").await?.status, 200);
     cluster.restart_gateway().await?;
@@ -120,7 +134,10 @@ async fn what_was_deleted_or_not_stored_does_not_come_back() -> anyhow::Result<(
     for response in [&gone, &unstored] {
         assert_eq!(get(&cluster, &path(response)).await?.status, 404);
         let next = with(create("And now?"), json!({"previous_response_id": response["id"]}));
-        assert_eq!(http::post(cluster.address(), &next).await?.json()["error"]["code"], "previous_response_not_found");
+        assert_eq!(
+            http::post(cluster.address(), &next).await?.json()["error"]["code"],
+            "previous_response_not_found"
+        );
     }
     assert_eq!(request(cluster.address(), "DELETE", &path(&kept), "").await?.status, 200);
     assert_eq!(get(&cluster, &path(&kept)).await?.status, 404);

@@ -42,7 +42,11 @@ async fn without_a_known_key_everything_is_refused_as_json() -> anyhow::Result<(
         assert_eq!(reply.status, 401, "{method} {path}: {reply:?}");
         assert_eq!(reply.json()["error"]["code"], "missing_api_key", "{method} {path}");
         let reply = request_as("sk-eve-0123456789abcdef", cluster.address(), method, path, body).await?;
-        assert_eq!((reply.status, &reply.json()["error"]["code"]), (401, &json!("invalid_api_key")), "{method} {path}");
+        assert_eq!(
+            (reply.status, &reply.json()["error"]["code"]),
+            (401, &json!("invalid_api_key")),
+            "{method} {path}"
+        );
         assert_eq!(reply.json()["error"]["type"], "authentication_error");
     }
     Ok(())

@@ -190,7 +190,14 @@ impl Basis {
 fn resolved(gateway: &Gateway, create: &Create, origin: &Origin) -> Result<Vec<InputItem>, ApiError> {
     let mut items = Vec::with_capacity(create.input.len());
     if let Some(id) = &create.conversation {
-        for (idx, item) in gateway.conversations().get(id, &origin.tenant)?.items().into_iter().enumerate() {
+        for (idx, item) in gateway
+            .conversations()
+            .get(id, &origin.tenant)
+            .map_err(|error| error.at("conversation"))?
+            .items()
+            .into_iter()
+            .enumerate()
+        {
             let mut parsed = InputItem::parse(&item.json, &format!("conversation.items[{idx}]"))?;
             parsed.id = Some(item.id);
             items.push(opened(gateway, parsed, origin, "conversation")?);
