@@ -355,6 +355,9 @@ fn check(fields: &Fields<'_>, transport: Transport) -> Result<(), ApiError> {
         let message = "conversation and previous_response_id exclude each other: send one";
         return Err(ApiError::bad_value("conversation", message));
     }
+    if transport == Transport::Http && field(fields.generate, "generate")? == Some(false) {
+        return Err(ApiError::unsupported("generate", "generate:false exists on the WebSocket only"));
+    }
     match transport {
         Transport::WebSocket if field(fields.background, "background")? == Some(true) => {
             Err(ApiError::unsupported(
