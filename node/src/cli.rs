@@ -183,8 +183,8 @@ pub struct ApiArgs {
 /// What outlives a gateway.
 #[derive(Debug, Clone, Args)]
 pub struct KeepArgs {
-    /// A folder of this gateway's own, where stored responses and conversations outlive it; without one they end with
-    /// the process
+    /// A folder of this gateway's own, where stored responses outlive it; without one they end with the process.
+    /// Conversations that clients name end with it in any case
     #[arg(long, env = "BATON_DATA_DIR", value_name = "DIR")]
     pub data_dir: Option<PathBuf>,
     /// How long a stored response is kept after it was made or last continued, such as 30d, 12h, 90m or 45s
