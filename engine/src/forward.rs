@@ -10,6 +10,7 @@ use kernels::elementwise::{self, Rope, Turn};
 use kernels::isa::Isa;
 use kernels::linear::{self, Input, Linear, QuantBlock, Write};
 use kernels::pool::ThreadPool;
+use kernels::table::Buffer;
 
 use crate::arena::{KvArena, KvGeometry};
 use crate::projection::Projection;
@@ -18,6 +19,9 @@ use crate::weights::{Layer, Weights};
 
 /// Fewer tokens than this are not worth a parallel region between the products.
 const MIN_TOKENS_TO_SPLIT: usize = 3;
+
+/// Tokens that pass the feed-forward layer together, a multiple of the widest tile of a product: 120 x 3072 x 4 B = 1.5 MB.
+const FFN_TOKENS: usize = 120;
 
 /// Why a step was refused; nothing was written.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -103,21 +107,21 @@ struct Workers {
 #[derive(Debug, Default)]
 struct Scratch {
     /// The residual stream, `d_model` wide.
-    x: Vec<f32>,
+    x: Buffer,
     /// Cosines and sines of the tokens' positions, `head_dim / 2` wide.
     turns: Vec<Turn>,
-    qkv: Vec<f32>,
+    qkv: Buffer,
     /// Attention output, `n_heads x head_dim` wide.
-    attended: Vec<f32>,
-    /// `2 d_ffn` wide.
-    gate_up: Vec<f32>,
+    attended: Buffer,
+    /// `2 d_ffn` wide, for [`FFN_TOKENS`] at most.
+    gate_up: Buffer,
     prepared: Prepared,
 }
 
 /// Input of a product, in both forms.
 #[derive(Debug, Default)]
 struct Prepared {
-    plain: Vec<f32>,
+    plain: Buffer,
     blocks: Vec<QuantBlock>,
 }
 
@@ -252,17 +256,22 @@ impl Forward {
         self.workers.product(&layer.attention_output, &scratch.prepared, Write::Add, &mut scratch.x);
     }
 
+    /// A few tokens at a time: what is between the products stays in the caches.
     fn add_feed_forward(&mut self, layer: &Layer) {
         let shape = &self.weights.shape;
         let (scratch, isa, width) = (&mut self.scratch, self.workers.isa, shape.d_ffn);
-        self.workers.norm(&scratch.x, &layer.ffn_norm, shape.rms_eps, &mut scratch.prepared);
-        self.workers.product(&layer.gate_up, &scratch.prepared, Write::Replace, &mut scratch.gate_up);
-        let gate_up = &scratch.gate_up;
-        self.workers.prepare(width, gate_up.len() / (2 * width), &mut scratch.prepared, |i, plain| {
-            let (gate, up) = gate_up[2 * i * width..2 * (i + 1) * width].split_at(width);
-            elementwise::silu_mul(isa, gate, up, plain);
-        });
-        self.workers.product(&layer.down, &scratch.prepared, Write::Add, &mut scratch.x);
+        for x in scratch.x.chunks_mut(FFN_TOKENS * shape.d_model) {
+            let n_tokens = x.len() / shape.d_model;
+            self.workers.norm(x, &layer.ffn_norm, shape.rms_eps, &mut scratch.prepared);
+            scratch.gate_up.resize(n_tokens * 2 * width);
+            self.workers.product(&layer.gate_up, &scratch.prepared, Write::Replace, &mut scratch.gate_up);
+            let gate_up = &scratch.gate_up;
+            self.workers.prepare(width, n_tokens, &mut scratch.prepared, |i, plain| {
+                let (gate, up) = gate_up[2 * i * width..2 * (i + 1) * width].split_at(width);
+                elementwise::silu_mul(isa, gate, up, plain);
+            });
+            self.workers.product(&layer.down, &scratch.prepared, Write::Add, x);
+        }
     }
 
     /// The logits of all rows that were kept.
@@ -272,17 +281,16 @@ impl Forward {
         let mut data = vec![0.0; x.len() / shape.d_model * shape.vocab];
         self.workers.norm(x, &self.weights.output_norm, shape.rms_eps, prepared);
         self.workers.product(self.weights.head(), prepared, Write::Replace, &mut data);
-        LogitRows { vocab: shape.vocab, data, d_model: shape.d_model, hidden: x.clone() }
+        LogitRows { vocab: shape.vocab, data, d_model: shape.d_model, hidden: x.to_vec() }
     }
 }
 
 impl Scratch {
     /// Room for `n_tokens`; what is there stays.
     fn resize(&mut self, shape: &ModelShape, n_tokens: usize) {
-        self.x.resize(n_tokens * shape.d_model, 0.0);
-        self.qkv.resize(n_tokens * shape.heads().row_len(), 0.0);
-        self.attended.resize(n_tokens * shape.d_attention(), 0.0);
-        self.gate_up.resize(n_tokens * 2 * shape.d_ffn, 0.0);
+        self.x.resize(n_tokens * shape.d_model);
+        self.qkv.resize(n_tokens * shape.heads().row_len());
+        self.attended.resize(n_tokens * shape.d_attention());
     }
 }
 
@@ -315,7 +323,7 @@ impl Workers {
         fill: impl Fn(usize, &mut [f32]) + Sync,
     ) {
         let n_blocks = width / linear::BLOCK_LEN;
-        out.plain.resize(n_rows * width, 0.0);
+        out.plain.resize(n_rows * width);
         out.blocks.resize(n_rows * n_blocks, QuantBlock::default());
         let n_part_rows = self.n_part_rows(n_rows);
         let plain = out.plain.chunks_mut(n_part_rows * width);

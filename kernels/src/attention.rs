@@ -158,7 +158,8 @@ struct Tile {
     tokens: Range<usize>,
 }
 
-/// One thread's share: it takes (tile, KV head) pairs until none is left.
+/// One thread's share: it takes (tile, KV head) pairs until none is left. Tiles of one sequence follow each other for the
+/// same head, whose keys and values stay in the L2 cache; single tokens take all heads of a block, which lie together.
 #[derive(Clone, Copy)]
 struct Share<'a> {
     attention: &'a Attention<'a>,
@@ -183,11 +184,16 @@ impl Op for Share<'_> {
 impl Share<'_> {
     #[inline(always)]
     fn attend<S: Simd, K: Stored>(self, s: S) {
-        let n_kv_heads = self.attention.heads.n_kv_heads;
+        let (n_kv_heads, n_tiles) = (self.attention.heads.n_kv_heads, self.tiles.len());
+        let by_head = n_tiles > 2 * self.attention.spans.len();
         let mut scratch = rows::Scratch::new();
-        while let Some(item) = take_next(self.next, self.tiles.len() * n_kv_heads) {
-            let tile = &self.tiles[item / n_kv_heads];
-            rows::attend_tile::<S, K>(s, &self, tile, item % n_kv_heads, &mut scratch);
+        while let Some(item) = take_next(self.next, n_tiles * n_kv_heads) {
+            let (tile, kv_head) = if by_head {
+                (item % n_tiles, item / n_tiles)
+            } else {
+                (item / n_kv_heads, item % n_kv_heads)
+            };
+            rows::attend_tile::<S, K>(s, &self, &self.tiles[tile], kv_head, &mut scratch);
         }
     }
 }

@@ -75,8 +75,8 @@ pub struct QuantBlock {
     /// The bytes, four to a little-endian word.
     words: [i32; 8],
     scale: f32,
-    /// Sum of the bytes, per half.
-    sums: [i32; 2],
+    /// -32 x the sum of the bytes, per half: what weights that are stored with 32 added have too much.
+    excess: [i32; 2],
     /// scale x sum of all bytes.
     scaled_sum: f32,
 }
@@ -205,15 +205,15 @@ impl Op for Quantize<'_> {
             let bottom = s.min(low, high);
             let peak = s.highest(s.max(top, s.sub(s.splat(0.0), bottom)));
             let inverse = s.splat(if peak > 0.0 { 127.0 / peak } else { 0.0 });
-            let bytes = [s.to_i8(s.mul(low, inverse)), s.to_i8(s.mul(high, inverse))];
-            let bytes = bytes.as_flattened();
+            let halves = [s.to_i8(s.mul(low, inverse)), s.to_i8(s.mul(high, inverse))];
+            let bytes = halves.as_flattened();
             for (word, b) in out.words.iter_mut().zip(bytes.as_chunks::<4>().0) {
                 *word = i32::from_le_bytes(b.map(i8::cast_unsigned));
             }
             out.scale = peak / 127.0;
-            let (low, high) = bytes.split_at(LANES);
-            out.sums = [low, high].map(|half| half.iter().map(|&b| i32::from(b)).sum());
-            out.scaled_sum = out.scale * (out.sums[0] + out.sums[1]) as f32;
+            let sums = halves.map(|half| s.sum_i8(&half));
+            out.excess = sums.map(|sum| -32 * sum);
+            out.scaled_sum = out.scale * (sums[0] + sums[1]) as f32;
         }
     }
 }

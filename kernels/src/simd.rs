@@ -67,6 +67,7 @@ pub(crate) trait Simd: Copy {
     fn zero_below(self, x: Self::F, limit: f32, v: Self::F) -> Self::F;
     /// Nearest integer, ties to even; the caller keeps |v| <= 127.
     fn to_i8(self, v: Self::F) -> [i8; LANES];
+    fn sum_i8(self, x: &[i8; LANES]) -> i32;
 
     fn load_line(self, line: &Line) -> Self::B;
     fn low_nibbles(self, v: Self::B) -> Self::B;
@@ -99,29 +100,49 @@ pub(crate) trait Simd: Copy {
         self.zero_below(v, LOWEST, self.mul(p, self.pow2(n)))
     }
 
-    /// Sum of all lanes, as a fixed tree.
-    #[inline(always)]
-    fn sum(self, v: Self::F) -> f32 {
-        self.reduce(v, |a, b| a + b)
-    }
-
-    /// The greatest lane.
-    #[inline(always)]
-    fn highest(self, v: Self::F) -> f32 {
-        self.reduce(v, f32::max)
-    }
-
-    #[inline(always)]
-    fn reduce(self, v: Self::F, f: impl Fn(f32, f32) -> f32) -> f32 {
-        let mut lanes = [0.0; LANES];
-        self.store(v, &mut lanes);
-        let mut width = LANES / 2;
-        while width > 0 {
-            for i in 0..width {
-                lanes[i] = f(lanes[i], lanes[i + width]);
-            }
-            width /= 2;
-        }
-        lanes[0]
-    }
+    /// Sum of all lanes, as a fixed tree: lane i and lane i + 8, then i and i + 4, and so on.
+    fn sum(self, v: Self::F) -> f32;
+    /// The greatest lane; no lane is NaN.
+    fn highest(self, v: Self::F) -> f32;
 }
+
+/// Sum (or maximum) of all lanes of a 256-bit register pair, as [`Simd::sum`] orders it.
+#[cfg(target_arch = "x86_64")]
+macro_rules! reduce_256 {
+    ($low:expr, $high:expr, $wide:ident, $half:ident, $single:ident) => {{
+        let both = op!($wide($low, $high));
+        let low = op!(_mm256_castps256_ps128(both));
+        let high = op!(_mm256_extractf128_ps::<{ 1 }>(both));
+        let half = op!($half(low, high));
+        let swapped = op!(_mm_movehl_ps(half, half));
+        let pair = op!($half(half, swapped));
+        let second = op!(_mm_shuffle_ps::<{ 1 }>(pair, pair));
+        let single = op!($single(pair, second));
+        op!(_mm_cvtss_f32(single))
+    }};
+}
+#[cfg(target_arch = "x86_64")]
+pub(crate) use reduce_256;
+
+/// Repeats the body for `$t` in 0..`$n`, at most 12 times. A loop that the compiler left rolled would keep its arrays in
+/// memory instead of registers. Without registers (`$s` is portable) it stays rolled: less to compile.
+macro_rules! unroll {
+    ($s:ident, $t:ident < $n:expr, $body:expr) => {
+        if $s::IS_PORTABLE {
+            for $t in 0..$n {
+                $body;
+            }
+        } else {
+            $crate::simd::unroll!(@ $t, $n, $body, 0 1 2 3 4 5 6 7 8 9 10 11)
+        }
+    };
+    (@ $t:ident, $n:expr, $body:expr, $($i:literal)*) => {{
+        $({
+            let $t = $i;
+            if $t < $n {
+                $body;
+            }
+        })*
+    }};
+}
+pub(crate) use unroll;

@@ -17,8 +17,11 @@ use std::{
 use half::{bf16, f16};
 use memmap2::{MmapMut, MmapRaw};
 
+mod buffer;
 #[cfg(test)]
 mod tests;
+
+pub use buffer::Buffer;
 
 const HUGE_PAGE: usize = 2 << 20;
 const CHUNK_BYTES: usize = 32 << 20;

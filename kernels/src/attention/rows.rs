@@ -3,7 +3,7 @@
 use std::marker::PhantomData;
 
 use super::{BLOCK_TOKENS, Share, Stored, Tile};
-use crate::simd::{LANES, Simd};
+use crate::simd::{LANES, Simd, unroll};
 
 /// Query rows that share a pass; 12 accumulators and a key fit the vector registers.
 pub(super) const MAX_ROWS: usize = 12;
@@ -130,15 +130,15 @@ impl<'a, S: Simd, K: Stored> Pass<'a, S, K> {
         self.share.kv[start..start + 2 * tile_len].split_at(tile_len)
     }
 
-    /// The queries, transposed: `[head_dim][row]`.
+    /// The queries, 16 numbers of each row at a time: `[head_dim / 16][row][16]`.
     #[inline(always)]
-    fn queries<const R: usize>(self, rows: &[Row; R]) -> Vec<[f32; R]> {
+    fn queries<const R: usize>(self, rows: &[Row; R]) -> Vec<[[f32; LANES]; R]> {
         let heads = self.share.attention.heads;
-        let mut queries = vec![[0.0; R]; heads.head_dim];
+        let mut queries = vec![[[0.0; LANES]; R]; heads.head_dim / LANES];
         for (r, row) in rows.iter().enumerate() {
             let start = row.token * heads.row_len() + row.head * heads.head_dim;
             let query = &self.share.attention.qkv[start..start + heads.head_dim];
-            queries.iter_mut().zip(query).for_each(|(q, &x)| q[r] = x);
+            queries.iter_mut().zip(query.as_chunks().0).for_each(|(q, &x)| q[r] = x);
         }
         queries
     }
@@ -165,7 +165,7 @@ impl<'a, S: Simd, K: Stored> Pass<'a, S, K> {
     #[inline(always)]
     fn score<const R: usize>(
         self,
-        queries: &[[f32; R]],
+        queries: &[[[f32; LANES]; R]],
         rows: &[Row; R],
         segment: Segment<'_>,
         scratch: &mut Scratch,
@@ -176,10 +176,10 @@ impl<'a, S: Simd, K: Stored> Pass<'a, S, K> {
         for (i, &block) in segment.blocks.iter().enumerate() {
             let (keys, _) = self.tiles(block);
             let mut acc = [s.splat(0.0); R];
-            for (key, query) in K::numbers(keys).iter().zip(queries) {
-                let key = K::load(s, key);
-                for r in 0..R {
-                    acc[r] = s.fma(s.splat(query[r]), key, acc[r]);
+            for (keys, queries) in K::numbers(keys).as_chunks::<LANES>().0.iter().zip(queries) {
+                for (i, key) in keys.iter().enumerate() {
+                    let key = K::load(s, key);
+                    unroll!(S, r < R, acc[r] = s.fma(s.splat(queries[r][i]), key, acc[r]));
                 }
             }
             if K::HAS_SCALES {
@@ -207,11 +207,13 @@ impl<'a, S: Simd, K: Stored> Pass<'a, S, K> {
         outs: &mut [&mut [f32]; R],
     ) {
         let n_vectors = self.share.attention.heads.head_dim / LANES;
-        for v in (0..n_vectors - n_vectors % 2).step_by(2) {
-            self.mix_columns::<R, 2>(segment, n_tokens, scratch, v, outs);
+        // Two at a time where registers allow it: each weight is read once for both.
+        let n_pairs = if 2 * R + 3 <= S::N_REGISTERS { n_vectors / 2 } else { 0 };
+        for v in 0..n_pairs {
+            self.mix_columns::<R, 2>(segment, n_tokens, scratch, 2 * v, outs);
         }
-        if n_vectors % 2 == 1 {
-            self.mix_columns::<R, 1>(segment, n_tokens, scratch, n_vectors - 1, outs);
+        for v in 2 * n_pairs..n_vectors {
+            self.mix_columns::<R, 1>(segment, n_tokens, scratch, v, outs);
         }
     }
 
@@ -228,10 +230,10 @@ impl<'a, S: Simd, K: Stored> Pass<'a, S, K> {
         let s = self.s;
         let heads = self.share.attention.heads;
         let scores = &scratch.scores;
-        let mut acc = [[s.splat(0.0); R]; V];
-        for (v, acc) in acc.iter_mut().enumerate() {
-            for r in 0..R {
-                acc[r] = s.load(&outs[r].as_chunks().0[first + v]);
+        let mut acc = [[s.splat(0.0); V]; R];
+        for (acc, out) in acc.iter_mut().zip(outs.iter()) {
+            for v in 0..V {
+                acc[v] = s.load(&out.as_chunks().0[first + v]);
             }
         }
         for (i, &block) in segment.blocks.iter().enumerate() {
@@ -239,17 +241,16 @@ impl<'a, S: Simd, K: Stored> Pass<'a, S, K> {
             let values = K::numbers(values).chunks_exact(heads.head_dim / LANES);
             let n_tokens = (n_tokens - i * BLOCK_TOKENS).min(BLOCK_TOKENS);
             for (t, value) in values.take(n_tokens).enumerate() {
-                for v in 0..V {
-                    let value = K::load(s, &value[first + v]);
-                    for r in 0..R {
-                        acc[v][r] = s.fma(s.splat(scores[r][i][t]), value, acc[v][r]);
-                    }
-                }
+                let value: [S::F; V] = std::array::from_fn(|v| K::load(s, &value[first + v]));
+                unroll!(S, r < R, {
+                    let weight = s.splat(scores[r][i][t]);
+                    unroll!(S, v < V, acc[r][v] = s.fma(weight, value[v], acc[r][v]));
+                });
             }
         }
-        for (v, acc) in acc.iter().enumerate() {
-            for r in 0..R {
-                s.store(acc[r], &mut outs[r].as_chunks_mut().0[first + v]);
+        for (acc, out) in acc.iter().zip(outs) {
+            for v in 0..V {
+                s.store(acc[v], &mut out.as_chunks_mut().0[first + v]);
             }
         }
     }

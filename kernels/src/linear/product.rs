@@ -1,4 +1,4 @@
-//! The inner loops of a linear layer: groups of 16 rows times tiles of up to 8 tokens.
+//! The inner loops of a linear layer: groups of 16 rows times tiles of up to 12 tokens.
 
 use std::ops::Range;
 
@@ -10,36 +10,13 @@ use super::{
 };
 use crate::{
     quant::DType,
-    simd::{LANES, Line, Simd},
+    simd::{LANES, Line, Simd, unroll},
 };
 
-/// Tokens whose activations stay in the L2 cache while all groups pass: 128 x 1536 x 1.5 B = 295 KB.
-const SLAB_TOKENS: usize = 128;
-
-/// Repeats the body for `$t` in 0..8, or in 0..`$n` with `$n` at most 8. A loop that the compiler left rolled would
-/// keep its arrays in memory instead of registers. Without registers it stays rolled: less to compile.
-macro_rules! unroll {
-    ($t:ident, $body:expr) => {
-        unroll!($t < 8, $body)
-    };
-    ($t:ident < $n:tt, $body:expr) => {
-        if S::IS_PORTABLE {
-            for $t in 0..$n {
-                $body;
-            }
-        } else {
-            unroll!(@ $t, $n, $body, 0 1 2 3 4 5 6 7)
-        }
-    };
-    (@ $t:ident, $n:expr, $body:expr, $($i:literal)*) => {{
-        $({
-            let $t = $i;
-            if $t < $n {
-                $body;
-            }
-        })*
-    }};
-}
+/// Activations of a slab of tokens stay in the L2 cache while all groups pass.
+const SLAB_BYTES: usize = 1 << 20;
+/// Larger slabs save no more: weights are read once for each. A multiple of the widest tiles.
+const MAX_SLAB_TOKENS: usize = 240;
 
 /// One thread's share of one part: `groups` are those of the part.
 #[inline(always)]
@@ -67,10 +44,22 @@ trait Format {
     const HAS_MINIMUM: bool = false;
     /// Scales per block: one, or one for each half.
     const N_SCALES: usize = 1;
+    /// Tokens of the widest tile: dot products and sums of 12, and what a few inputs need, fill 32 registers; 8 are too
+    /// few to hide what a dot product takes. Halves with scales of their own need sums of their own.
+    const MAX_TILE: usize = if Self::N_SCALES == 1 { 12 } else { 8 };
     /// Register i holds inputs 4i..4i+4 of the block.
     #[inline(always)]
     fn unpack<S: Simd>(s: S, lines: &[Line]) -> [S::B; 8] {
         unpack_nibbles(s, lines)
+    }
+    /// What the weights' offset adds to a dot product, negated; `excess` is that of an offset of 32.
+    #[inline(always)]
+    fn excess(excess: i32) -> i32 {
+        match Self::LAYOUT.offset {
+            0 => 0,
+            32 => excess,
+            offset => (excess >> 5) * i32::from(offset),
+        }
     }
     /// The scales of both halves, and the minimum, of block `i`.
     fn scales<S: Simd>(s: S, group: Group<'_>, i: usize) -> ([S::F; 2], S::F);
@@ -172,7 +161,7 @@ impl Format for Q5K {
     #[inline(always)]
     fn unpack<S: Simd>(s: S, lines: &[Line]) -> [S::B; 8] {
         let (mut v, plane) = (unpack_nibbles(s, lines), s.load_line(&lines[4]));
-        unroll!(i, v[i] = s.or_bits(v[i], plane, 4 - i as i32, 0x10));
+        unroll!(S, i < 8, v[i] = s.or_bits(v[i], plane, 4 - i as i32, 0x10));
         v
     }
     #[inline(always)]
@@ -188,7 +177,7 @@ impl Format for Q6K {
     fn unpack<S: Simd>(s: S, lines: &[Line]) -> [S::B; 8] {
         let planes = [s.load_line(&lines[4]), s.load_line(&lines[5])];
         let mut v = unpack_nibbles(s, lines);
-        unroll!(i, v[i] = s.or_bits(v[i], planes[i / 4], 4 - 2 * (i % 4) as i32, 0x30));
+        unroll!(S, i < 8, v[i] = s.or_bits(v[i], planes[i / 4], 4 - 2 * (i % 4) as i32, 0x30));
         v
     }
     #[inline(always)]
@@ -206,18 +195,20 @@ fn quantized<S: Simd, F: Format>(s: S, share: &Share<'_>, part: &Part, w: &Block
     let n_params = n_blocks / F::LAYOUT.span * F::LAYOUT.n_params;
     let n_factors = n_blocks * F::LAYOUT.n_factors;
     let tokens: Vec<&[QuantBlock]> = share.input.blocks.chunks_exact(n_blocks).collect();
-    for (slab, tokens) in tokens.chunks(SLAB_TOKENS).enumerate() {
-        let tiles = arranged::<S>(tokens, n_blocks);
+    let n_fitting = SLAB_BYTES / (n_blocks * size_of::<QuantBlock>());
+    let slab_tokens = n_fitting.clamp(24, MAX_SLAB_TOKENS) / 24 * 24;
+    for (slab, tokens) in tokens.chunks(slab_tokens).enumerate() {
+        let tiles = arranged::<S, F>(tokens, n_blocks);
         for group in groups.clone() {
             let weights = Group {
                 lines: &w.lines[group * n_lines..][..n_lines],
                 params: &w.params[group * n_params..][..n_params],
                 factors: &w.factors[group * n_factors..][..n_factors],
             };
-            let mut place = Place { share, part, group, token: slab * SLAB_TOKENS };
+            let mut place = Place { share, part, group, token: slab * slab_tokens };
             let (mut tiles, mut n_left) = (&tiles[..], tokens.len());
             while n_left > 0 {
-                let n_tile = tile_len::<S>(n_left);
+                let n_tile = tile_len::<S, F>(n_left);
                 let (tile, others) = tiles.split_at(n_tile * n_blocks);
                 quantized_tile_of::<S, F>(s, weights, n_tile, tile, &mut place);
                 (tiles, n_left) = (others, n_left - n_tile);
@@ -228,8 +219,9 @@ fn quantized<S: Simd, F: Format>(s: S, share: &Share<'_>, part: &Part, w: &Block
 
 /// Tokens of the next tile when `n_left` are left: all below 8 share a pass over the weights, if there are registers.
 #[inline(always)]
-fn tile_len<S: Simd>(n_left: usize) -> usize {
+fn tile_len<S: Simd, F: Format>(n_left: usize) -> usize {
     match n_left {
+        12.. if S::N_REGISTERS == 32 => F::MAX_TILE,
         _ if S::N_REGISTERS == 32 => n_left.min(8),
         0..4 => 1,
         _ => 4,
@@ -238,11 +230,11 @@ fn tile_len<S: Simd>(n_left: usize) -> usize {
 
 /// The activations of `tokens` in the order in which they are read: `[tile][block][token of the tile]`.
 #[inline(always)]
-fn arranged<S: Simd>(tokens: &[&[QuantBlock]], n_blocks: usize) -> Vec<QuantBlock> {
+fn arranged<S: Simd, F: Format>(tokens: &[&[QuantBlock]], n_blocks: usize) -> Vec<QuantBlock> {
     let mut arranged = Vec::with_capacity(tokens.len() * n_blocks);
     let mut left = tokens;
     while !left.is_empty() {
-        let (tile, others) = left.split_at(tile_len::<S>(left.len()));
+        let (tile, others) = left.split_at(tile_len::<S, F>(left.len()));
         (0..n_blocks).for_each(|i| arranged.extend(tile.iter().map(|token| token[i])));
         left = others;
     }
@@ -271,7 +263,8 @@ fn quantized_tile_of<S: Simd, F: Format>(
         5 => place.write(s, quantized_tile::<S, F, 5>(s, w, x)),
         6 => place.write(s, quantized_tile::<S, F, 6>(s, w, x)),
         7 => place.write(s, quantized_tile::<S, F, 7>(s, w, x)),
-        _ => place.write(s, quantized_tile::<S, F, 8>(s, w, x)),
+        8 => place.write(s, quantized_tile::<S, F, 8>(s, w, x)),
+        _ => place.write(s, quantized_tile::<S, F, 12>(s, w, x)),
     }
 }
 
@@ -298,37 +291,42 @@ fn quantized_tile<S: Simd, F: Format, const T: usize>(
         // All dot products first, then all sums: 3041 tok/s of prefill where token after token gave 2445.
         if F::N_SCALES == 1 {
             let mut dots = [s.splat_i32(0); T];
+            unroll!(S, t < T, dots[t] = s.splat_i32(F::excess(x[t].excess[0] + x[t].excess[1])));
+            unroll!(S, k < 8, unroll!(S, t < T, dots[t] = F::dot(s, dots[t], w[k], x[t].words[k])));
             unroll!(
+                S,
                 t < T,
-                dots[t] = s.splat_i32(-i32::from(F::LAYOUT.offset) * (x[t].sums[0] + x[t].sums[1]))
+                acc[t] = s.fma(s.to_f32(dots[t]), s.mul(scales[0], s.splat(x[t].scale)), acc[t])
             );
-            unroll!(k, unroll!(t < T, dots[t] = F::dot(s, dots[t], w[k], x[t].words[k])));
-            unroll!(t < T, acc[t] = s.fma(s.to_f32(dots[t]), s.mul(scales[0], s.splat(x[t].scale)), acc[t]));
         } else {
-            half_block::<S, F, T>(s, [w[0], w[1], w[2], w[3]], 0, scales[0], x, &mut acc);
-            half_block::<S, F, T>(s, [w[4], w[5], w[6], w[7]], 1, scales[1], x, &mut acc);
+            let low = half_block::<S, F, T>(s, [w[0], w[1], w[2], w[3]], 0, x);
+            let low: [S::F; T] = low.map(|dot| s.mul(s.to_f32(dot), scales[0]));
+            let high = half_block::<S, F, T>(s, [w[4], w[5], w[6], w[7]], 1, x);
+            unroll!(
+                S,
+                t < T,
+                acc[t] = s.fma(s.fma(s.to_f32(high[t]), scales[1], low[t]), s.splat(x[t].scale), acc[t])
+            );
         }
         if F::HAS_MINIMUM {
-            unroll!(t < T, acc[t] = s.fma(minimum, s.splat(x[t].scaled_sum), acc[t]));
+            unroll!(S, t < T, acc[t] = s.fma(minimum, s.splat(x[t].scaled_sum), acc[t]));
         }
     }
     acc
 }
 
-/// Adds 16 inputs, which have a scale of their own.
+/// The dot products of 16 inputs, which have a scale of their own.
 #[inline(always)]
 fn half_block<S: Simd, F: Format, const T: usize>(
     s: S,
     w: [S::B; 4],
     half: usize,
-    scale: S::F,
     x: &[QuantBlock; T],
-    acc: &mut [S::F; T],
-) {
+) -> [S::I; T] {
     let mut dots = [s.splat_i32(0); T];
-    unroll!(t < T, dots[t] = s.splat_i32(-i32::from(F::LAYOUT.offset) * x[t].sums[half]));
-    unroll!(k < 4, unroll!(t < T, dots[t] = F::dot(s, dots[t], w[k], x[t].words[4 * half + k])));
-    unroll!(t < T, acc[t] = s.fma(s.to_f32(dots[t]), s.mul(scale, s.splat(x[t].scale)), acc[t]));
+    unroll!(S, t < T, dots[t] = s.splat_i32(F::excess(x[t].excess[half])));
+    unroll!(S, k < 4, unroll!(S, t < T, dots[t] = F::dot(s, dots[t], w[k], x[t].words[4 * half + k])));
+    dots
 }
 
 /// A weight that is a number by itself.

@@ -5,7 +5,7 @@ use std::arch::x86_64 as x86;
 
 use half::{bf16, f16};
 
-use super::{LANES, Line, Simd};
+use super::{LANES, Line, Simd, reduce_256};
 
 const NEAREST: i32 = x86::_MM_FROUND_TO_NEAREST_INT | x86::_MM_FROUND_NO_EXC;
 
@@ -173,6 +173,26 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
         // SAFETY: the token proves the instruction; the slice covers 32 bytes.
         unsafe { x86::_mm256_storeu_si256(high.as_mut_ptr().cast(), n[1]) };
         lanes.map(|x| x as i8)
+    }
+    #[inline(always)]
+    fn sum_i8(self, x: &[i8; LANES]) -> i32 {
+        // SAFETY: the token proves the instruction; the array covers 16 bytes.
+        let bytes = unsafe { x86::_mm_loadu_si128(x.as_ptr().cast()) };
+        // Sums exist for unsigned bytes only: 128 is added to each, and taken from the sum again.
+        let (shift, zero) = (op!(_mm_set1_epi8(-128)), op!(_mm_setzero_si128()));
+        let unsigned = op!(_mm_xor_si128(bytes, shift));
+        let sums = op!(_mm_sad_epu8(unsigned, zero));
+        let second = op!(_mm_unpackhi_epi64(sums, sums));
+        let sum = op!(_mm_add_epi64(sums, second));
+        op!(_mm_cvtsi128_si32(sum)) - 128 * LANES as i32
+    }
+    #[inline(always)]
+    fn sum(self, v: Self::F) -> f32 {
+        reduce_256!(v[0], v[1], _mm256_add_ps, _mm_add_ps, _mm_add_ss)
+    }
+    #[inline(always)]
+    fn highest(self, v: Self::F) -> f32 {
+        reduce_256!(v[0], v[1], _mm256_max_ps, _mm_max_ps, _mm_max_ss)
     }
     #[inline(always)]
     fn load_line(self, line: &Line) -> Self::B {

@@ -4,7 +4,7 @@ use std::arch::x86_64 as x86;
 
 use half::{bf16, f16};
 
-use super::{LANES, Line, Simd};
+use super::{LANES, Line, Simd, reduce_256};
 
 const NEAREST: i32 = x86::_MM_FROUND_TO_NEAREST_INT | x86::_MM_FROUND_NO_EXC;
 
@@ -133,6 +133,28 @@ impl Simd for Avx512 {
         out
     }
     #[inline(always)]
+    fn sum_i8(self, x: &[i8; LANES]) -> i32 {
+        // SAFETY: the token proves the instruction; the array covers 16 bytes.
+        let bytes = unsafe { x86::_mm_loadu_si128(x.as_ptr().cast()) };
+        // Sums exist for unsigned bytes only: 128 is added to each, and taken from the sum again.
+        let (shift, zero) = (op!(_mm_set1_epi8(-128)), op!(_mm_setzero_si128()));
+        let unsigned = op!(_mm_xor_si128(bytes, shift));
+        let sums = op!(_mm_sad_epu8(unsigned, zero));
+        let second = op!(_mm_unpackhi_epi64(sums, sums));
+        let sum = op!(_mm_add_epi64(sums, second));
+        op!(_mm_cvtsi128_si32(sum)) - 128 * LANES as i32
+    }
+    #[inline(always)]
+    fn sum(self, v: Self::F) -> f32 {
+        let (low, high) = halves(v);
+        reduce_256!(low, high, _mm256_add_ps, _mm_add_ps, _mm_add_ss)
+    }
+    #[inline(always)]
+    fn highest(self, v: Self::F) -> f32 {
+        let (low, high) = halves(v);
+        reduce_256!(low, high, _mm256_max_ps, _mm_max_ps, _mm_max_ss)
+    }
+    #[inline(always)]
     fn load_line(self, line: &Line) -> Self::B {
         // SAFETY: the token proves the instruction; a line is 64 bytes aligned to 64.
         unsafe { x86::_mm512_load_si512(line.0.as_ptr().cast()) }
@@ -179,4 +201,13 @@ impl Simd for Avx512 {
     fn dot_bytes(self, acc: Self::I, w: Self::B, x: i32) -> Self::I {
         op!(_mm512_dpbusd_epi32(acc, w, self.splat_i32(x)))
     }
+}
+
+/// Lanes 0..8 and 8..16.
+#[inline(always)]
+fn halves(v: x86::__m512) -> (x86::__m256, x86::__m256) {
+    // SAFETY: only reached with the token, which proves the instruction; it reads no memory.
+    let high = unsafe { x86::_mm256_castpd_ps(x86::_mm512_extractf64x4_pd::<1>(x86::_mm512_castps_pd(v))) };
+    // SAFETY: as above.
+    (unsafe { x86::_mm512_castps512_ps256(v) }, high)
 }

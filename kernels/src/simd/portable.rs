@@ -93,6 +93,18 @@ impl Simd for Portable {
         v.map(|x| x.round_ties_even() as i8)
     }
     #[inline(always)]
+    fn sum_i8(self, x: &[i8; LANES]) -> i32 {
+        x.iter().map(|&x| i32::from(x)).sum()
+    }
+    #[inline(always)]
+    fn sum(self, v: Self::F) -> f32 {
+        reduce(v, |a, b| a + b)
+    }
+    #[inline(always)]
+    fn highest(self, v: Self::F) -> f32 {
+        reduce(v, f32::max)
+    }
+    #[inline(always)]
     fn load_line(self, line: &Line) -> Self::B {
         line.0
     }
@@ -126,4 +138,16 @@ impl Simd for Portable {
         let x = x.to_le_bytes().map(|b| i32::from(b.cast_signed()));
         from_fn(|i| (0..4).fold(acc[i], |sum, j| sum + i32::from(w[4 * i + j]) * x[j]))
     }
+}
+
+#[inline(always)]
+fn reduce(mut lanes: [f32; LANES], f: impl Fn(f32, f32) -> f32) -> f32 {
+    let mut width = LANES / 2;
+    while width > 0 {
+        for i in 0..width {
+            lanes[i] = f(lanes[i], lanes[i + width]);
+        }
+        width /= 2;
+    }
+    lanes[0]
 }
