@@ -1,7 +1,7 @@
 //! The gateway's view of the cluster: any router for plans, the last known workers when no router answers, and the
 //! decode worker that the plan names.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -19,6 +19,7 @@ use tonic::transport::Channel;
 use tonic::{Code, Status, Streaming};
 
 use crate::Readiness;
+use crate::constraint::Spelling;
 use crate::conversation::{Cut, TokenLog};
 use crate::metrics as names;
 
@@ -39,11 +40,17 @@ pub(crate) struct ClusterClient {
     known: Arc<Mutex<Known>>,
 }
 
-/// The workers a router named last, and how many turns this gateway runs on each.
+/// Workers whose grammars are remembered, and grammars of each: twice what a worker keeps.
+const MAX_WORKERS_WITH_GRAMMARS: usize = 256;
+const MAX_GRAMMARS: usize = 128;
+
+/// The workers a router named last, how many turns this gateway runs on each, and what it has sent them.
 #[derive(Debug, Default)]
 struct Known {
     workers: Vec<v1::WorkerInfo>,
     running: HashMap<String, usize>,
+    /// Hashes of grammars, by id and epoch.
+    grammars: HashMap<(String, u64), HashSet<[u8; 32]>>,
 }
 
 /// A turn counted at its worker until dropped.
@@ -191,6 +198,27 @@ impl ClusterClient {
         let mut client = self.worker(&worker.address)?;
         count_sent(request.encoded_len());
         Ok((client.generate(trace::request(request)).await?.into_inner(), counted))
+    }
+
+    /// How to send `worker` the grammar with this hash.
+    pub(crate) fn spelling(&self, worker: &v1::WorkerRef, hash: &[u8; 32]) -> Spelling {
+        let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        let holds = known.grammars.get(&(worker.id.clone(), worker.epoch)).is_some_and(|held| held.contains(hash));
+        if holds { Spelling::Hash } else { Spelling::Full }
+    }
+
+    /// Remembers that `worker` has got the grammar with this hash.
+    pub(crate) fn holds(&self, worker: &v1::WorkerRef, hash: &[u8; 32]) {
+        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        // What is forgotten here is only sent once more.
+        if known.grammars.len() >= MAX_WORKERS_WITH_GRAMMARS {
+            known.grammars.clear();
+        }
+        let held = known.grammars.entry((worker.id.clone(), worker.epoch)).or_default();
+        if held.len() >= MAX_GRAMMARS {
+            held.clear();
+        }
+        held.insert(*hash);
     }
 
     fn worker(&self, address: &str) -> Result<DecodeClient<Channel>, Status> {

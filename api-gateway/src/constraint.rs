@@ -20,12 +20,19 @@ const ANY_OBJECT: &str = r#"{"type":"object"}"#;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Constraint {
     grammar: Arc<str>,
+    hash: [u8; 32],
     trigger: Option<Trigger>,
 }
 
 impl Constraint {
-    /// As workers take it; `n_generated` tokens of the output are there already.
-    pub(crate) fn to_wire(&self, n_generated: usize) -> v1::Constraint {
+    /// BLAKE3 of the grammar's source.
+    pub(crate) fn hash(&self) -> &[u8; 32] {
+        &self.hash
+    }
+
+    /// As workers take it, with the hash alone for those that hold the grammar. `n_generated` tokens of the output are
+    /// there already.
+    pub(crate) fn to_wire(&self, n_generated: usize, spelling: Spelling) -> v1::Constraint {
         let triggers = self.trigger.iter().map(|trigger| {
             let trigger = match trigger {
                 Trigger::Id(id) => v1::trigger::Trigger::Id(*id),
@@ -34,8 +41,20 @@ impl Constraint {
             v1::Trigger { trigger: Some(trigger) }
         });
         let generated = u32::try_from(n_generated).unwrap_or(u32::MAX);
-        v1::Constraint { grammar: self.grammar.to_string(), triggers: triggers.collect(), generated }
+        let grammar = match spelling {
+            Spelling::Full => self.grammar.to_string(),
+            Spelling::Hash => String::new(),
+        };
+        let grammar_hash = bytes::Bytes::copy_from_slice(&self.hash);
+        v1::Constraint { grammar, triggers: triggers.collect(), generated, grammar_hash }
     }
+}
+
+/// How a grammar travels: of many tools it has tens of kilobytes, and it is the same every turn.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Spelling {
+    Full,
+    Hash,
 }
 
 /// Whether finding the constraint may take milliseconds: something has to be compiled.
@@ -182,5 +201,6 @@ fn alone_error(gateway: &Gateway, form: &TextGrammar) -> Result<(), String> {
 
 fn compiled(gateway: &Gateway, grammar: String) -> Result<Constraint, String> {
     gateway.text().grammars.compile(&grammar).map_err(|error| error.to_string())?;
-    Ok(Constraint { grammar: grammar.into(), trigger: None })
+    let hash = *blake3::hash(grammar.as_bytes()).as_bytes();
+    Ok(Constraint { grammar: grammar.into(), hash, trigger: None })
 }

@@ -103,15 +103,11 @@ async fn upgrade(
         Ok(tenant) => tenant,
         Err(error) => return error.into_response(),
     };
+    if !app.gateway.config().websockets {
+        return not_upgraded("WebSockets are switched off here: POST /v1/responses instead");
+    }
     let Ok(upgrade) = upgrade else {
-        let error = ApiError {
-            status: StatusCode::UPGRADE_REQUIRED.as_u16(),
-            ..ApiError::invalid(
-                "upgrade_required",
-                "GET /v1/responses is a WebSocket: upgrade, or POST a request",
-            )
-        };
-        let mut response = error.into_response();
+        let mut response = not_upgraded("GET /v1/responses is a WebSocket: upgrade, or POST a request");
         response.headers_mut().insert(header::UPGRADE, HeaderValue::from_static("websocket"));
         return response;
     };
@@ -128,6 +124,12 @@ async fn upgrade(
         ws::serve(&app.gateway, socket, tenant, &app.turns, &app.shutdown).await;
         metrics::gauge!(names::CONNECTIONS).decrement(1.0);
     })
+}
+
+/// Clients that know both ways take 426 as the word to use HTTP.
+fn not_upgraded(message: &str) -> Response {
+    let status = StatusCode::UPGRADE_REQUIRED.as_u16();
+    ApiError { status, ..ApiError::invalid("upgrade_required", message) }.into_response()
 }
 
 async fn create(

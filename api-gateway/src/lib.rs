@@ -69,6 +69,11 @@ pub struct Config {
     pub slow_reader: Duration,
     /// Other workers tried when one fails during a turn.
     pub max_resubmissions: usize,
+    /// Whether clients may open WebSockets; upgrades are answered with 426 otherwise.
+    pub websockets: bool,
+    /// Shows the tools of a request to the model ordered by name, so that a client that sends the same ones in another
+    /// order breaks no prefix.
+    pub tools_canonical_order: bool,
     pub store: StoreLimits,
     /// Where responses are kept that outlive the process; without it none does.
     pub disk: Option<DiskConfig>,
@@ -101,6 +106,8 @@ impl Default for Config {
             ping: Duration::from_secs(20),
             slow_reader: Duration::from_secs(30),
             max_resubmissions: 3,
+            websockets: true,
+            tools_canonical_order: false,
             store: StoreLimits {
                 max_responses: 100_000,
                 max_tokens: 256 << 20,

@@ -30,6 +30,8 @@ pub const RERENDERS: &str = "baton_gateway_rerenders_total";
 pub const CONTENT_MATCHES: &str = "baton_gateway_content_matches_total";
 /// Turns that could not build on what their conversation had cached, by kind of the change.
 pub const CACHE_BREAKS: &str = "baton_gateway_cache_breaks_total";
+/// Requests whose tools were those of the turn before in another order, which was put right.
+pub const REORDERS: &str = "baton_gateway_tool_reorders_total";
 /// From the end of a response to its being durable.
 pub const STORE_SECONDS: &str = "baton_gateway_store_seconds";
 /// What durable responses take on disk, about.

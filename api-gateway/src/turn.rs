@@ -5,6 +5,8 @@
 //!                                     ▲─────────┘ a lost worker: plan again, send prompt + generated ids
 //! ```
 
+mod finish;
+
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -12,7 +14,7 @@ use model::calls::Piece;
 use model::prompt::LogEnd;
 use proto::reason::Reason;
 use proto::v1::generate_event::Event as WorkerEvent;
-use proto::{v1, v1::FinishReason};
+use proto::v1;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 use tonic::{Status, Streaming};
@@ -21,6 +23,7 @@ use tracing::{Instrument, Span};
 
 use crate::cluster::{Counted, RouteQuery, may_retry};
 use crate::compact;
+use crate::constraint::Spelling;
 use crate::conversation::{Cut, Item, TokenLog};
 use crate::conversations::ListedItem;
 use crate::emit::{Emitter, EventSink, Phase};
@@ -32,6 +35,7 @@ use crate::prepare::{Prepared, find_basis, prepare, recall};
 use crate::state::Gateway;
 use crate::store::Stored;
 use crate::wire::{self, Create, Status as ItemStatus, Usage};
+pub(crate) use finish::Finish;
 
 /// A turn that started is announced after this long, even if no worker has taken it yet.
 const ANNOUNCE_AFTER: Duration = Duration::from_millis(300);
@@ -168,42 +172,16 @@ async fn prepare_off_thread(
     preparing.await.unwrap_or_else(|_| Err(ApiError::internal("preparing the turn was interrupted")))
 }
 
-/// How the tokens of a turn came to their end.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Finish {
-    /// The model ended its turn.
-    Stop,
-    /// The output limit or the context was reached.
-    Length,
-    /// Nothing was to be generated.
-    Prefilled,
-    /// The client stopped it.
-    Interrupted,
-}
-
-impl Finish {
-    fn from_wire(reason: FinishReason) -> Self {
-        match reason {
-            FinishReason::Length => Self::Length,
-            FinishReason::Prefilled => Self::Prefilled,
-            FinishReason::Stop | FinishReason::Unspecified => Self::Stop,
-        }
-    }
-
-    /// Why the response is incomplete, if it is.
-    pub(crate) fn incomplete_reason(self) -> Option<&'static str> {
-        match self {
-            Self::Stop | Self::Prefilled => None,
-            Self::Length => Some("max_output_tokens"),
-            Self::Interrupted => Some("interrupted"),
-        }
-    }
-}
-
 /// Why an attempt ended early.
 enum Failure {
     Worker { status: Status, worker: Option<v1::WorkerRef> },
     Client(ApiError),
+}
+
+/// What a worker is sent of what it may hold already.
+struct Sent {
+    cut: Cut,
+    spelling: Spelling,
 }
 
 /// A turn at a worker.
@@ -323,19 +301,33 @@ impl<'a> Run<'a> {
         let plan = cluster.route(&query).await.map_err(|status| Failure::Worker { status, worker: None })?;
         let decode = plan.decode.clone().unwrap_or_default();
         let failure = |status| Failure::Worker { status, worker: Some(decode.clone()) };
-        let request = self.request(log, &plan, &self.prepared.cut);
-        let (stream, counted) = match cluster.generate(&decode, request).await {
-            Err(status) if Reason::of(&status) == Some(Reason::ParentUnknown) => {
-                metrics::counter!(names::FULL_PROMPTS).increment(1);
-                let request = self.request(log, &plan, &Cut::root());
-                cluster.generate(&decode, request).await.map_err(failure)?
-            }
-            result => result.map_err(failure)?,
+        let form = self.prepared.constraint.as_ref();
+        let mut sent = Sent {
+            cut: self.prepared.cut.clone(),
+            spelling: form.map_or(Spelling::Full, |form| cluster.spelling(&decode, form.hash())),
         };
+        // A worker may have forgotten the prompt's beginning, and the grammar: each is sent once.
+        let (stream, counted) = loop {
+            let result = cluster.generate(&decode, self.request(log, &plan, &sent)).await;
+            match result.as_ref().err().and_then(Reason::of) {
+                Some(Reason::ParentUnknown) if sent.cut.n_blocks > 0 => {
+                    metrics::counter!(names::FULL_PROMPTS).increment(1);
+                    sent.cut = Cut::root();
+                }
+                Some(Reason::GrammarUnknown) if sent.spelling == Spelling::Hash => {
+                    sent.spelling = Spelling::Full;
+                }
+                _ => break result.map_err(failure)?,
+            }
+        };
+        if let Some(form) = form {
+            cluster.holds(&decode, form.hash());
+        }
         Ok(Running { stream, worker: decode, _counted: counted })
     }
 
-    fn request(&self, log: &TokenLog, plan: &v1::RoutePlan, cut: &Cut) -> v1::GenerateRequest {
+    fn request(&self, log: &TokenLog, plan: &v1::RoutePlan, sent: &Sent) -> v1::GenerateRequest {
+        let cut = &sent.cut;
         let narrow = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
         let prompt = v1::Prompt {
             model_fingerprint: bytes::Bytes::copy_from_slice(&self.gateway.text().fingerprint),
@@ -355,7 +347,11 @@ impl<'a> Run<'a> {
             source: plan.source.clone(),
             source_blocks: plan.source_blocks,
             prefill_cached_blocks: plan.prefill_cached_blocks,
-            constraint: self.prepared.constraint.as_ref().map(|form| form.to_wire(self.generated.len())),
+            constraint: self
+                .prepared
+                .constraint
+                .as_ref()
+                .map(|form| form.to_wire(self.generated.len(), sent.spelling)),
         }
     }
 

@@ -107,13 +107,16 @@ impl Intake<'_> {
         let mut request = self.prefill_request(source);
         let deadline = self.handover_deadline;
         let reply = tokio::time::timeout(deadline, async {
-            match client.prefill(trace::request(request.clone())).await {
-                Err(status) if Reason::of(&status) == Some(Reason::ParentUnknown) => {
-                    request.prompt = self.prompt_after(0);
-                    client.prefill(trace::request(request)).await
+            // It may have forgotten two things, and each is sent once.
+            for _ in 0..2 {
+                let result = client.prefill(trace::request(request.clone())).await;
+                match result.as_ref().err().and_then(Reason::of) {
+                    Some(Reason::ParentUnknown) => request.prompt = self.prompt_after(0),
+                    Some(Reason::GrammarUnknown) => self.spell_out(&mut request),
+                    _ => return result,
                 }
-                result => result,
             }
+            client.prefill(trace::request(request)).await
         })
         .await
         .map_err(|_| Status::deadline_exceeded(format!("{} was not done after {deadline:?}", prefill.id)))??
@@ -139,6 +142,15 @@ impl Intake<'_> {
         Some(prompt)
     }
 
+    /// Sends the grammar itself where its hash was not enough.
+    fn spell_out(&self, request: &mut v1::PrefillRequest) {
+        if let Some(constraint) = &mut request.constraint
+            && let Some(source) = self.engine.grammar_source(&constraint.grammar_hash)
+        {
+            constraint.grammar = source.to_string();
+        }
+    }
+
     fn prefill_request(&self, source: Option<&(v1::WorkerRef, u32)>) -> v1::PrefillRequest {
         let narrow = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
         let grant = v1::Grant {
@@ -157,8 +169,16 @@ impl Intake<'_> {
             source: source.map(|(source, _)| source.clone()),
             source_blocks: source.map_or(0, |(_, n_blocks)| *n_blocks),
             sample_first: self.request.max_output_tokens > 0,
-            constraint: self.request.constraint.clone(),
+            constraint: self.request.constraint.clone().map(shortened),
             stop_ids: self.request.stop_ids.clone(),
         }
     }
+}
+
+/// The constraint with its grammar's hash in the grammar's place, if the sender told it.
+fn shortened(mut constraint: v1::Constraint) -> v1::Constraint {
+    if !constraint.grammar_hash.is_empty() {
+        constraint.grammar.clear();
+    }
+    constraint
 }

@@ -262,6 +262,7 @@ fn status(error: &Error) -> Status {
         Error::ParentUnknown => Reason::ParentUnknown.status(message),
         Error::PromptTooLong { .. } => Reason::PromptTooLong.status(message),
         Error::BadPrompt => Status::invalid_argument(message),
+        Error::GrammarUnknown => Reason::GrammarUnknown.status(message),
         Error::Constraint(_) => Reason::BadConstraint.status(message),
         Error::Overloaded { .. } => Reason::Overloaded.status(message),
         Error::Stopped => Reason::Draining.status(message),

@@ -38,7 +38,7 @@ impl Constraint {
     /// Checks a constraint and compiles its grammar, which blocks as [`GrammarEngine::compile`] does.
     ///
     /// # Errors
-    /// [`Error::Constraint`] with what is wrong.
+    /// [`Error::Constraint`] with what is wrong; [`Error::GrammarUnknown`] for a hash of no grammar that is kept.
     pub fn from_wire(wire: v1::Constraint, grammars: &GrammarEngine) -> Result<Self, Error> {
         let bad = |why: &str| Error::Constraint(why.to_owned());
         if wire.triggers.len() > triggers::MAX_TRIGGERS {
@@ -57,7 +57,11 @@ impl Constraint {
             None => Err(bad("a trigger is neither a token nor a text")),
         };
         let triggers = wire.triggers.into_iter().map(trigger).collect::<Result<Arc<[_]>, _>>()?;
-        let grammar = grammars.compile(&wire.grammar)?;
+        let grammar = if wire.grammar.is_empty() && !wire.grammar_hash.is_empty() {
+            grammars.known(&wire.grammar_hash).ok_or(Error::GrammarUnknown)?
+        } else {
+            grammars.compile(&wire.grammar)?
+        };
         let start = Phase::start(&grammar, &triggers);
         Ok(Self {
             grammar,

@@ -180,10 +180,17 @@ impl Engine {
     /// not for a runtime's threads.
     ///
     /// # Errors
-    /// [`Error::Constraint`]: it is defective, or this engine knows no vocabulary.
+    /// [`Error::Constraint`]: it is defective, or this engine knows no vocabulary. [`Error::GrammarUnknown`]: it names a
+    /// grammar that is not held here.
     pub fn constraint(&self, wire: v1::Constraint) -> Result<Constraint, Error> {
         let unknown = || Error::Constraint("this worker does not know the model's vocabulary".to_owned());
         Constraint::from_wire(wire, self.shared.grammars.as_deref().ok_or_else(unknown)?)
+    }
+
+    /// The source of the grammar with this hash, if it is held here.
+    #[must_use]
+    pub fn grammar_source(&self, hash: &[u8]) -> Option<Arc<str>> {
+        Some(self.shared.grammars.as_deref()?.known(hash)?.source())
     }
 
     /// The bytes a sequence waited for have arrived. The first token comes with a handover.

@@ -136,6 +136,8 @@ pub enum Error {
     PromptTooLong { tokens: usize, limit: usize },
     #[error("the prompt is empty or names a token outside the vocabulary")]
     BadPrompt,
+    #[error("the grammar with this hash is not held here: send the grammar")]
+    GrammarUnknown,
     #[error("the output's constraint cannot be used: {0}")]
     Constraint(String),
     #[error("all {limit} places for turns are taken: try again later")]

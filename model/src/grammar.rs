@@ -105,13 +105,14 @@ struct Compiled {
 /// A checked grammar. Cheap to clone.
 #[derive(Clone)]
 pub struct Grammar {
+    source: Arc<str>,
     /// At its start; nothing has consumed by it.
     start: Arc<TokenParser>,
 }
 
 impl Compiled {
     fn keep(&mut self, hash: blake3::Hash, grammar: &Grammar) {
-        let n_bytes = grammar.start.parser.lexer_stats().num_bytes;
+        let n_bytes = grammar.start.parser.lexer_stats().num_bytes + grammar.source.len();
         if self.grammars.len() >= MAX_COMPILED || self.n_bytes + n_bytes > MAX_COMPILED_BYTES {
             *self = Self::default();
         }
@@ -150,7 +151,8 @@ impl GrammarEngine {
             return Ok(grammar);
         }
         let (answer, compiled) = sync_channel(1);
-        let (compiler, text) = (Arc::clone(&self.compiler), source.to_owned());
+        let source: Arc<str> = source.into();
+        let (compiler, text) = (Arc::clone(&self.compiler), Arc::clone(&source));
         let work = move || {
             let _place = place;
             // Nobody waits any more when it took too long.
@@ -162,9 +164,14 @@ impl GrammarEngine {
             RecvTimeoutError::Timeout => Error::TooSlow,
             RecvTimeoutError::Disconnected => Error::Failed("compiling it was interrupted".to_owned()),
         })??;
-        let grammar = Grammar { start: Arc::new(start) };
+        let grammar = Grammar { source, start: Arc::new(start) };
         self.compiled.lock().unwrap_or_else(PoisonError::into_inner).keep(hash, &grammar);
         Ok(grammar)
+    }
+
+    /// The grammar whose source has this BLAKE3 hash, if it was compiled before and is still kept.
+    pub fn known(&self, hash: &[u8]) -> Option<Grammar> {
+        self.find(&blake3::Hash::from_bytes(hash.try_into().ok()?))
     }
 
     /// The bytes of the tokens that grammars are about.
@@ -250,6 +257,11 @@ impl Compiler {
 }
 
 impl Grammar {
+    /// What it was compiled from.
+    pub fn source(&self) -> Arc<str> {
+        Arc::clone(&self.source)
+    }
+
     /// Follows one output from its beginning. What other matchers run into does not touch it.
     pub fn matcher(&self) -> Matcher {
         Matcher::new(self.start.deep_clone())

@@ -162,6 +162,12 @@ pub struct ApiArgs {
     /// How long a client may not read before its turn is cancelled, in milliseconds
     #[arg(long, env = "BATON_SLOW_READER_MS", value_name = "MS", default_value_t = 30_000)]
     pub slow_reader_ms: u64,
+    /// Answer WebSocket upgrades with 426: clients fall back to HTTP
+    #[arg(long, env = "BATON_NO_WEBSOCKETS")]
+    pub no_websockets: bool,
+    /// Show a request's tools to the model ordered by name, so that another order breaks no cached prefix
+    #[arg(long, env = "BATON_TOOLS_CANONICAL_ORDER")]
+    pub tools_canonical_order: bool,
     /// Other workers tried when one fails during a turn
     #[arg(long, env = "BATON_MAX_RESUBMISSIONS", value_name = "N", default_value_t = 3)]
     pub max_resubmissions: usize,

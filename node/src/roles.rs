@@ -446,6 +446,8 @@ pub(crate) fn gateway_config(
         ping: Duration::from_millis(api.ping_ms),
         slow_reader: Duration::from_millis(api.slow_reader_ms),
         max_resubmissions: api.max_resubmissions,
+        websockets: !api.no_websockets,
+        tools_canonical_order: api.tools_canonical_order,
         store: api_gateway::StoreLimits {
             max_responses: api.max_responses,
             max_tokens: api.max_stored_tokens,

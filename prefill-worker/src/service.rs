@@ -102,6 +102,7 @@ fn status(failure: &Failure) -> Status {
     let message = failure.to_string();
     match failure {
         Failure::Malformed(_) | Failure::Engine(Error::BadPrompt) => Status::invalid_argument(message),
+        Failure::Engine(Error::GrammarUnknown) => Reason::GrammarUnknown.status(message),
         Failure::Engine(Error::Constraint(_)) => Reason::BadConstraint.status(message),
         Failure::Engine(Error::ParentUnknown) => Reason::ParentUnknown.status(message),
         Failure::Engine(Error::PromptTooLong { .. }) => Reason::PromptTooLong.status(message),

@@ -26,12 +26,14 @@ pub enum Reason {
     Damaged,
     /// No worker fits the request.
     NoWorker,
+    /// The grammar that a hash stands for is not held here: send it.
+    GrammarUnknown,
     /// The output's constraint cannot be used: a defective grammar, or one that led nowhere.
     BadConstraint,
 }
 
 impl Reason {
-    const ALL: [Self; 9] = [
+    const ALL: [Self; 10] = [
         Self::ParentUnknown,
         Self::PromptTooLong,
         Self::Overloaded,
@@ -40,6 +42,7 @@ impl Reason {
         Self::GrantRevoked,
         Self::Damaged,
         Self::NoWorker,
+        Self::GrammarUnknown,
         Self::BadConstraint,
     ];
 
@@ -53,13 +56,14 @@ impl Reason {
             Self::GrantRevoked => "grant_revoked",
             Self::Damaged => "damaged",
             Self::NoWorker => "no_worker",
+            Self::GrammarUnknown => "grammar_unknown",
             Self::BadConstraint => "bad_constraint",
         }
     }
 
     fn code(self) -> Code {
         match self {
-            Self::ParentUnknown | Self::Mismatch | Self::GrantRevoked => Code::FailedPrecondition,
+            Self::ParentUnknown | Self::GrammarUnknown | Self::Mismatch | Self::GrantRevoked => Code::FailedPrecondition,
             Self::PromptTooLong | Self::BadConstraint => Code::InvalidArgument,
             Self::Overloaded => Code::ResourceExhausted,
             Self::Draining | Self::NoWorker => Code::Unavailable,

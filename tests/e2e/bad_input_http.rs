@@ -1,7 +1,10 @@
 //! What clients do wrong over HTTP: JSON errors everywhere.
 
-use anyhow::ensure;
-use serde_json::json;
+use anyhow::{bail, ensure};
+use serde_json::{Value, json};
+use tokio::net::TcpStream;
+use tokio_tungstenite::client_async;
+use tokio_tungstenite::tungstenite::Error;
 
 use crate::bad_input::{check_error, mistakes};
 use crate::client::{create, with};
@@ -32,6 +35,20 @@ async fn mistakes_over_http_have_the_same_names() -> anyhow::Result<()> {
         assert_eq!(reply.status, 400, "{reply:?}");
         check_error(&reply.json()["error"], "invalid_json", None, &reply.json());
     }
+    Ok(())
+}
+
+#[tokio::test]
+async fn with_websockets_switched_off_upgrades_are_answered_with_426() -> anyhow::Result<()> {
+    let api = api_gateway::Config { websockets: false, ..Default::default() };
+    let cluster = Cluster::start(Spec { api, ..Spec::aggregated(1) }).await?;
+    let stream = TcpStream::connect(cluster.address()).await?;
+    let url = format!("ws://{}/v1/responses", cluster.address());
+    let Err(Error::Http(answer)) = client_async(url, stream).await else { bail!("it was upgraded") };
+    assert_eq!(answer.status(), 426);
+    let body: Value = serde_json::from_slice(&answer.into_body().unwrap_or_default())?;
+    assert_eq!(body["error"]["code"], "upgrade_required");
+    assert_eq!(http::post(cluster.address(), &create("Hello.")).await?.status, 200);
     Ok(())
 }
 

@@ -11,6 +11,7 @@ mod conformance;
 mod http;
 mod log;
 mod plain;
+mod prefixes;
 
 mod bad_input;
 mod bad_input_http;

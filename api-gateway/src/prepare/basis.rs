@@ -5,6 +5,7 @@ use std::sync::Arc;
 use model::chat_template::Reply;
 
 use super::render::{appendable, build};
+use crate::Config;
 use crate::cache_break::{self, CacheBreak};
 use crate::constraint::is_slow;
 use crate::conversation::TokenLog;
@@ -64,7 +65,7 @@ pub(crate) fn find_basis(gateway: &Gateway, create: &Create, origin: &Origin) ->
     let parent = if create.starts_anew { None } else { find_parent(gateway, create, origin)? };
     let instructions = given(&create.instructions, parent.as_deref().and_then(|p| p.instructions.as_ref()));
     let new = resolved(gateway, create, origin)?;
-    let tools = offered(create, parent.as_deref(), &new)?;
+    let tools = offered(gateway.config(), create, parent.as_deref(), &new)?;
     let entries: Vec<Entry> = new.iter().map(|item| Entry::of_input(item, new_id)).collect();
     let mut basis = Basis { parent, instructions, tools, likely: None, new, entries };
     if basis.parent.is_none() {
@@ -260,7 +261,12 @@ pub(crate) fn count_tokens(gateway: &Gateway, create: &Create, origin: &Origin) 
 }
 
 /// The tools of the turn: those of the request, and what items of the input add.
-fn offered(create: &Create, parent: Option<&Stored>, new: &[InputItem]) -> Result<Arc<Tools>, ApiError> {
+fn offered(
+    config: &Config,
+    create: &Create,
+    parent: Option<&Stored>,
+    new: &[InputItem],
+) -> Result<Arc<Tools>, ApiError> {
     let added: Vec<&str> = new
         .iter()
         .filter_map(|item| if let InputKind::Tools(raw) = &item.kind { Some(raw.as_str()) } else { None })
@@ -272,10 +278,24 @@ fn offered(create: &Create, parent: Option<&Stored>, new: &[InputItem]) -> Resul
         Setting::Absent | Setting::Null => before.and_then(|tools| tools.added.as_deref()).unwrap_or("[]"),
     };
     let raw = merged(given, &added);
-    match before {
-        Some(same) if *same.raw == *raw => Ok(Arc::clone(same)),
-        _ if raw == "[]" => Ok(Tools::none()),
-        _ => Tools::parse(&raw, if added.is_empty() { ToolSource::Request } else { ToolSource::Items }),
+    if let Some(same) = before.filter(|same| *same.raw == *raw) {
+        return Ok(Arc::clone(same));
+    }
+    if raw == "[]" {
+        return Ok(Tools::none());
+    }
+    let source = if added.is_empty() { ToolSource::Request } else { ToolSource::Items };
+    if !config.tools_canonical_order {
+        return Tools::parse(&raw, source);
+    }
+    let (ordered, places) = Tools::by_name(given)?;
+    let raw = merged(&ordered, &added);
+    match before.filter(|same| *same.raw == *raw) {
+        Some(same) => {
+            metrics::counter!(names::REORDERS).increment(1);
+            Ok(Arc::clone(same))
+        }
+        None => Tools::parse_from(&raw, source, &places),
     }
 }
 

@@ -1,5 +1,6 @@
 //! `tools`, `tool_choice` and `text.format`: what the client offers the model, and the form it wants answers in.
 
+use std::borrow::Cow;
 use std::collections::HashSet;
 use std::sync::{Arc, OnceLock};
 
@@ -108,12 +109,16 @@ impl Tools {
     /// # Errors
     /// Names the tool that cannot be used.
     pub(crate) fn parse(raw: &str, by: Source) -> Result<Arc<Self>, ApiError> {
-        let list: Option<Vec<&RawValue>> = serde_json::from_str(raw).map_err(|error| {
-            ApiError::invalid("invalid_type", format!("tools is no list: {error}")).at("tools")
-        })?;
+        Self::parse_from(raw, by, &[])
+    }
+
+    /// The same for tools that were brought into another order: the client had the first one at `places[0]`, and so on;
+    /// those behind have kept their places.
+    pub(crate) fn parse_from(raw: &str, by: Source, places: &[usize]) -> Result<Arc<Self>, ApiError> {
         let mut parser = Parser::default();
-        for (idx, tool) in list.unwrap_or_default().into_iter().enumerate() {
-            parser.tool(tool, None, &format!("tools[{idx}]"))?;
+        for (idx, tool) in list(raw)?.into_iter().enumerate() {
+            let place = places.get(idx).copied().unwrap_or(idx);
+            parser.tool(tool, None, &format!("tools[{place}]"))?;
         }
         let echo = format!("[{}]", parser.echo.join(","));
         let echo = RawValue::from_string(echo).map_err(|error| ApiError::internal(error.to_string()))?;
@@ -123,11 +128,53 @@ impl Tools {
         Ok(Arc::new(Self { raw, added, offered, shown: shown.into(), echo, lazy: OnceLock::new() }))
     }
 
+    /// The raw JSON text of tools, ordered: namespaces last, each kind by name. Also the place that each had before.
+    /// Clients that keep their tools in hash maps send them in another order each time; ordered, they are the same text.
+    ///
+    /// # Errors
+    /// When it is no list of objects.
+    pub(crate) fn by_name(raw: &str) -> Result<(String, Vec<usize>), ApiError> {
+        let list = list(raw)?;
+        let mut tools = Vec::with_capacity(list.len());
+        for (idx, tool) in list.into_iter().enumerate() {
+            let key: SortKey<'_> = field(Some(tool), &format!("tools[{idx}]"))?.unwrap_or_default();
+            let function = key.function.as_ref().and_then(|function| function.name.as_deref());
+            let name = key.name.as_deref().or(function).unwrap_or_default().to_owned();
+            tools.push((key.kind.as_deref() == Some("namespace"), name, idx, tool.get()));
+        }
+        tools.sort_unstable();
+        let texts: Vec<&str> = tools.iter().map(|(.., text)| *text).collect();
+        Ok((format!("[{}]", texts.join(",")), tools.iter().map(|(_, _, idx, _)| *idx).collect()))
+    }
+
     /// The place of the tool that the model calls `name`; the bare name of a namespaced one will do.
     pub(crate) fn find(&self, name: &str) -> Option<usize> {
         let flat = self.shown.iter().position(|tool| tool.name == name);
         flat.or_else(|| self.offered.iter().position(|tool| tool.name == name))
     }
+}
+
+/// What decides a tool's place.
+#[derive(Deserialize, Default)]
+struct SortKey<'a> {
+    #[serde(rename = "type", borrow)]
+    kind: Option<Cow<'a, str>>,
+    #[serde(borrow)]
+    name: Option<Cow<'a, str>>,
+    #[serde(borrow)]
+    function: Option<Named<'a>>,
+}
+
+#[derive(Deserialize)]
+struct Named<'a> {
+    #[serde(borrow)]
+    name: Option<Cow<'a, str>>,
+}
+
+fn list(raw: &str) -> Result<Vec<&RawValue>, ApiError> {
+    let list: Option<Vec<&RawValue>> = serde_json::from_str(raw)
+        .map_err(|error| ApiError::invalid("invalid_type", format!("tools is no list: {error}")).at("tools"))?;
+    Ok(list.unwrap_or_default())
 }
 
 #[derive(Default)]
