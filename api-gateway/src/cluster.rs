@@ -203,7 +203,8 @@ impl ClusterClient {
     /// How to send `worker` the grammar with this hash.
     pub(crate) fn spelling(&self, worker: &v1::WorkerRef, hash: &[u8; 32]) -> Spelling {
         let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        let holds = known.grammars.get(&(worker.id.clone(), worker.epoch)).is_some_and(|held| held.contains(hash));
+        let holds =
+            known.grammars.get(&(worker.id.clone(), worker.epoch)).is_some_and(|held| held.contains(hash));
         if holds { Spelling::Hash } else { Spelling::Full }
     }
 

@@ -42,6 +42,8 @@ pub(crate) trait Simd: Copy {
     fn splat(self, x: f32) -> Self::F;
     fn load(self, from: &[f32; LANES]) -> Self::F;
     fn store(self, v: Self::F, to: &mut [f32; LANES]);
+    /// Asks for the cache line at `at`, which may be anywhere.
+    fn prefetch<T>(self, at: *const T);
     fn load_f16(self, from: &[f16; LANES]) -> Self::F;
     fn load_bf16(self, from: &[bf16; LANES]) -> Self::F;
     fn load_i8(self, from: &[i8; LANES]) -> Self::F;
@@ -57,10 +59,8 @@ pub(crate) trait Simd: Copy {
     fn max(self, a: Self::F, b: Self::F) -> Self::F;
     /// `if a < b { a } else { b }` per lane.
     fn min(self, a: Self::F, b: Self::F) -> Self::F;
-    /// Nearest integer, ties to even.
-    fn round(self, v: Self::F) -> Self::F;
-    /// 2^v for integral v in -126..=127.
-    fn pow2(self, v: Self::F) -> Self::F;
+    /// v x 2^n for integral n in -126..=127 where the result is a normal number.
+    fn scaled(self, v: Self::F, n: Self::F) -> Self::F;
     /// The first `n` lanes of `v`, the others from `fill`; n <= 16.
     fn keep_first(self, n: usize, v: Self::F, fill: Self::F) -> Self::F;
     /// `v` in lanes where x >= limit, 0 elsewhere.
@@ -88,8 +88,11 @@ pub(crate) trait Simd: Copy {
     fn exp(self, v: Self::F) -> Self::F {
         const LOWEST: f32 = -87.0;
         const POLYNOMIAL: [f32; 5] = [1.398_2e-3, 8.333_452e-3, 4.166_579_6e-2, 1.666_666_5e-1, 0.5];
+        // Added to a number below 2^22, and taken away again, this leaves the nearest integer.
+        const MAGIC: f32 = 12_582_912.0;
         let x = self.min(self.max(v, self.splat(LOWEST)), self.splat(88.0));
-        let n = self.round(self.mul(x, self.splat(std::f32::consts::LOG2_E)));
+        let magic = self.splat(MAGIC);
+        let n = self.sub(self.fma(x, self.splat(std::f32::consts::LOG2_E), magic), magic);
         let r = self.fma(n, self.splat(-0.693_359_4), x);
         let r = self.fma(n, self.splat(2.121_944_4e-4), r);
         let mut p = self.splat(1.987_569_1e-4);
@@ -97,7 +100,7 @@ pub(crate) trait Simd: Copy {
             p = self.fma(p, r, self.splat(c));
         }
         let p = self.fma(p, self.mul(r, r), self.add(r, self.splat(1.0)));
-        self.zero_below(v, LOWEST, self.mul(p, self.pow2(n)))
+        self.zero_below(v, LOWEST, self.scaled(p, n))
     }
 
     /// Sum of all lanes, as a fixed tree: lane i and lane i + 8, then i and i + 4, and so on.

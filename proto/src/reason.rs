@@ -63,7 +63,9 @@ impl Reason {
 
     fn code(self) -> Code {
         match self {
-            Self::ParentUnknown | Self::GrammarUnknown | Self::Mismatch | Self::GrantRevoked => Code::FailedPrecondition,
+            Self::ParentUnknown | Self::GrammarUnknown | Self::Mismatch | Self::GrantRevoked => {
+                Code::FailedPrecondition
+            }
             Self::PromptTooLong | Self::BadConstraint => Code::InvalidArgument,
             Self::Overloaded => Code::ResourceExhausted,
             Self::Draining | Self::NoWorker => Code::Unavailable,

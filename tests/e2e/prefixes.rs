@@ -8,7 +8,8 @@ use crate::cluster::{Cluster, Spec};
 
 fn tools(names: &[&str]) -> Value {
     let tool = |name: &&str| {
-        let parameters = json!({"type": "object", "properties": {"path": {"type": "string"}}, "required": ["path"]});
+        let parameters =
+            json!({"type": "object", "properties": {"path": {"type": "string"}}, "required": ["path"]});
         json!({"type": "function", "name": name, "description": format!("Does {name}."), "parameters": parameters})
     };
     names.iter().map(tool).collect()
@@ -47,7 +48,9 @@ async fn in_canonical_order_nothing_is_broken() -> anyhow::Result<()> {
     let (first, second) = reordered(&cluster).await?;
     assert_eq!(second.response()["baton"].get("cache_break"), None);
     ensure!(second.account("tokenized_tokens") < 16, "only what was said is tokenized");
-    ensure!(second.usage("/input_tokens_details/cached_tokens") > first.usage("/input_tokens") / 16 * 16 - 16);
+    ensure!(
+        second.usage("/input_tokens_details/cached_tokens") > first.usage("/input_tokens") / 16 * 16 - 16
+    );
     // A new client that sends everything again, in yet another order, is recognized.
     let said: Value = json!([
         {"role": "user", "content": "Say hello."},

@@ -45,7 +45,7 @@ pub(crate) fn run(args: &[String]) -> anyhow::Result<()> {
     let options = parse(args)?;
     let python = install(&options)?;
     let build = ["build", "--release", "-p", "node", "-p", "engine", "--bin", "baton", "--example", "steps"];
-    status(Command::new("cargo").args(build))?;
+    status(crate::cargo().args(build))?;
     if options.server { compare_servers(&options, &python) } else { compare_steps(&options, &python) }
 }
 

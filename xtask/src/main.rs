@@ -35,12 +35,21 @@ fn main() -> anyhow::Result<()> {
     }
 }
 
+/// Cargo, without what the one that runs this told about this crate: build scripts would take it for a change and run again.
+fn cargo() -> Command {
+    let mut cargo = Command::new("cargo");
+    for (name, _) in std::env::vars_os() {
+        let text = name.to_string_lossy();
+        if ["CARGO_PKG_", "CARGO_MANIFEST_"].iter().any(|prefix| text.starts_with(prefix)) {
+            cargo.env_remove(name);
+        }
+    }
+    cargo
+}
+
 fn run<'a>(what: &str, args: impl Iterator<Item = &'a str>) -> anyhow::Result<()> {
     let args: Vec<&str> = args.collect();
-    let status = Command::new("cargo")
-        .args(&args)
-        .status()
-        .with_context(|| format!("cargo {} did not start", args[0]))?;
+    let status = cargo().args(&args).status().with_context(|| format!("cargo {} did not start", args[0]))?;
     if !status.success() {
         bail!("{what}: cargo {} failed", args.join(" "));
     }

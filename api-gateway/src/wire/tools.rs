@@ -172,8 +172,9 @@ struct Named<'a> {
 }
 
 fn list(raw: &str) -> Result<Vec<&RawValue>, ApiError> {
-    let list: Option<Vec<&RawValue>> = serde_json::from_str(raw)
-        .map_err(|error| ApiError::invalid("invalid_type", format!("tools is no list: {error}")).at("tools"))?;
+    let list: Option<Vec<&RawValue>> = serde_json::from_str(raw).map_err(|error| {
+        ApiError::invalid("invalid_type", format!("tools is no list: {error}")).at("tools")
+    })?;
     Ok(list.unwrap_or_default())
 }
 

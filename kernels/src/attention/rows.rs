@@ -175,8 +175,14 @@ impl<'a, S: Simd, K: Stored> Pass<'a, S, K> {
         let mut tops = [minus_infinity; R];
         for (i, &block) in segment.blocks.iter().enumerate() {
             let (keys, _) = self.tiles(block);
+            let next = K::numbers(self.tiles(segment.blocks[(i + 1).min(segment.blocks.len() - 1)]).0);
+            let next = next.as_chunks::<LANES>().0;
             let mut acc = [s.splat(0.0); R];
-            for (keys, queries) in K::numbers(keys).as_chunks::<LANES>().0.iter().zip(queries) {
+            for ((keys, next), queries) in
+                K::numbers(keys).as_chunks::<LANES>().0.iter().zip(next).zip(queries)
+            {
+                // A block begins where no hardware prefetcher expects it.
+                next.iter().step_by(64 / size_of_val(&next[0])).for_each(|line| s.prefetch(line));
                 for (i, key) in keys.iter().enumerate() {
                     let key = K::load(s, key);
                     unroll!(S, r < R, acc[r] = s.fma(s.splat(queries[r][i]), key, acc[r]));

@@ -7,8 +7,6 @@ use half::{bf16, f16};
 
 use super::{LANES, Line, Simd, reduce_256};
 
-const NEAREST: i32 = x86::_MM_FROUND_TO_NEAREST_INT | x86::_MM_FROUND_NO_EXC;
-
 /// Proof that the machine has AVX2, FMA and F16C, and AVX-VNNI where `VNNI`.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Avx2<const VNNI: bool>(());
@@ -69,6 +67,11 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
         unsafe { x86::_mm256_storeu_ps(low.as_mut_ptr(), v[0]) };
         // SAFETY: the token proves the instruction; the slice covers 32 bytes.
         unsafe { x86::_mm256_storeu_ps(high.as_mut_ptr(), v[1]) };
+    }
+    #[inline(always)]
+    fn prefetch<T>(self, at: *const T) {
+        // SAFETY: the token proves the instruction, which never fails, whatever the address.
+        unsafe { x86::_mm_prefetch::<{ x86::_MM_HINT_T0 }>(at.cast()) };
     }
     #[inline(always)]
     fn load_f16(self, from: &[f16; LANES]) -> Self::F {
@@ -138,15 +141,12 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
         both!(_mm256_min_ps(a, b))
     }
     #[inline(always)]
-    fn round(self, v: Self::F) -> Self::F {
-        both!(_mm256_round_ps::<{ NEAREST }>(v))
-    }
-    #[inline(always)]
-    fn pow2(self, v: Self::F) -> Self::F {
-        let n = both!(_mm256_cvtps_epi32(v));
+    fn scaled(self, v: Self::F, n: Self::F) -> Self::F {
+        let n = both!(_mm256_cvtps_epi32(n));
         let exponent = both!(_mm256_add_epi32(n, self.splat_i32(127)));
         let bits = both!(_mm256_slli_epi32::<{ 23 }>(exponent));
-        both!(_mm256_castsi256_ps(bits))
+        let power = both!(_mm256_castsi256_ps(bits));
+        self.mul(v, power)
     }
     #[inline(always)]
     fn keep_first(self, n: usize, v: Self::F, fill: Self::F) -> Self::F {

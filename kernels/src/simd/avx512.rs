@@ -49,6 +49,11 @@ impl Simd for Avx512 {
         unsafe { x86::_mm512_storeu_ps(to.as_mut_ptr(), v) }
     }
     #[inline(always)]
+    fn prefetch<T>(self, at: *const T) {
+        // SAFETY: the token proves the instruction, which never fails, whatever the address.
+        unsafe { x86::_mm_prefetch::<{ x86::_MM_HINT_T0 }>(at.cast()) };
+    }
+    #[inline(always)]
     fn load_f16(self, from: &[f16; LANES]) -> Self::F {
         // SAFETY: the token proves the instruction; the reference covers 32 bytes.
         let halves = unsafe { x86::_mm256_loadu_si256(from.as_ptr().cast()) };
@@ -104,15 +109,8 @@ impl Simd for Avx512 {
         op!(_mm512_min_ps(a, b))
     }
     #[inline(always)]
-    fn round(self, v: Self::F) -> Self::F {
-        op!(_mm512_roundscale_ps::<{ NEAREST }>(v))
-    }
-    #[inline(always)]
-    fn pow2(self, v: Self::F) -> Self::F {
-        let n = op!(_mm512_cvtps_epi32(v));
-        let exponent = op!(_mm512_add_epi32(n, self.splat_i32(127)));
-        let bits = op!(_mm512_slli_epi32::<{ 23 }>(exponent));
-        op!(_mm512_castsi512_ps(bits))
+    fn scaled(self, v: Self::F, n: Self::F) -> Self::F {
+        op!(_mm512_scalef_ps(v, n))
     }
     #[inline(always)]
     fn keep_first(self, n: usize, v: Self::F, fill: Self::F) -> Self::F {

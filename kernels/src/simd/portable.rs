@@ -73,13 +73,11 @@ impl Simd for Portable {
         from_fn(|i| if a[i] < b[i] { a[i] } else { b[i] })
     }
     #[inline(always)]
-    fn round(self, v: Self::F) -> Self::F {
-        v.map(f32::round_ties_even)
+    fn scaled(self, v: Self::F, n: Self::F) -> Self::F {
+        from_fn(|i| v[i] * f32::from_bits(((n[i] as i32 + 127) << 23).cast_unsigned()))
     }
     #[inline(always)]
-    fn pow2(self, v: Self::F) -> Self::F {
-        v.map(|n| f32::from_bits(((n as i32 + 127) << 23).cast_unsigned()))
-    }
+    fn prefetch<T>(self, _at: *const T) {}
     #[inline(always)]
     fn keep_first(self, n: usize, v: Self::F, fill: Self::F) -> Self::F {
         from_fn(|i| if i < n { v[i] } else { fill[i] })
