@@ -94,3 +94,22 @@ async fn a_defective_constraint_is_the_callers_mistake() -> anyhow::Result<()> {
     assert!(generate(address, request(None)).await.is_ok(), "the worker goes on");
     Ok(())
 }
+
+#[tokio::test]
+async fn a_grammar_travels_once_to_each_worker() -> anyhow::Result<()> {
+    let cluster = Cluster::start(Spec::split(1, 2)).await?;
+    let [alone, helped] = [0, 1].map(|idx| cluster.decode[idx].info.address.clone());
+    let wanted = generate(&alone, request(Some(lines()))).await?;
+    let hash = blake3::hash(lines().grammar.as_bytes()).as_bytes().to_vec();
+    let short = || Some(v1::Constraint { grammar_hash: hash.clone().into(), ..Default::default() });
+    let status = generate(&helped, request(short())).await.err().context("it was never told")?;
+    assert_eq!(Reason::of(&status), Some(Reason::GrammarUnknown));
+    let other = v1::Prompt { ids: Plain::new().prompt("Hello."), ..request(None).prompt.unwrap_or_default() };
+    generate(&helped, v1::GenerateRequest { prompt: Some(other), ..request(Some(lines())) }).await?;
+    // The prefill worker, which samples the first token, is told by the one that it works for.
+    let split = v1::GenerateRequest { prefill: Some(cluster.prefill[0].as_ref()), ..request(short()) };
+    let found = generate(&helped, split).await?;
+    assert_eq!(found.2.prefill_worker, cluster.prefill[0].info.id, "{:?}", found.2);
+    assert_eq!((found.0, found.1), (wanted.0, wanted.1));
+    Ok(())
+}

@@ -45,7 +45,7 @@ pub(crate) async fn send(
     address: SocketAddr,
     method: &str,
     path: &str,
-    body: &str,
+    body: &[u8],
 ) -> anyhow::Result<TcpStream> {
     let mut stream = TcpStream::connect(address).await?;
     let head = format!(
@@ -55,7 +55,7 @@ pub(crate) async fn send(
     );
     stream.write_all(head.as_bytes()).await?;
     // A server may answer and close before it has read everything.
-    let _ = stream.write_all(body.as_bytes()).await;
+    let _ = stream.write_all(body).await;
     Ok(stream)
 }
 
@@ -83,6 +83,16 @@ pub(crate) async fn request(
     method: &str,
     path: &str,
     body: &str,
+) -> anyhow::Result<Reply> {
+    read(send(address, method, path, body.as_bytes()).await?).await
+}
+
+/// The same with a body that may be no text.
+pub(crate) async fn request_bytes(
+    address: SocketAddr,
+    method: &str,
+    path: &str,
+    body: &[u8],
 ) -> anyhow::Result<Reply> {
     read(send(address, method, path, body).await?).await
 }

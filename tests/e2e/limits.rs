@@ -86,7 +86,8 @@ async fn a_draining_gateway_finishes_turns_and_says_goodbye() -> anyhow::Result<
     busy.send(&with(create("Write a long story."), json!({"max_output_tokens": 40}))).await?;
     let began = busy.until("response.output_text.delta").await?;
     let over_http =
-        http::send(cluster.address(), "POST", "/v1/responses", &create("Hello").to_string()).await?;
+        http::send(cluster.address(), "POST", "/v1/responses", create("Hello").to_string().as_bytes())
+            .await?;
     until("the HTTP turn runs", async || cluster.live_turns() == 2).await;
     cluster.drain_gateway();
     let turn = busy.rest(began).await?;

@@ -1,8 +1,9 @@
-//! What the roles log. A warning that a test does not expect fails it.
+//! What the roles log. A warning that a test does not expect fails it, and so does any panic in a role.
 //!
 //! All clusters share the process, so a log line is told apart by the name of its thread, which carries the cluster's tag.
 
 use std::fmt::{Debug, Write as _};
+use std::panic;
 use std::sync::{LazyLock, Mutex, PoisonError};
 use std::thread;
 
@@ -16,12 +17,30 @@ use tracing_subscriber::util::SubscriberInitExt;
 static SEEN: Mutex<Vec<(String, String)>> = Mutex::new(Vec::new());
 
 static STARTED: LazyLock<()> = LazyLock::new(|| {
+    let report = panic::take_hook();
+    panic::set_hook(Box::new(move |info| {
+        record(format!("{PANIC} {info}"));
+        report(info);
+    }));
     tracing_subscriber::registry().with(Warnings).try_init().expect("nobody else logs in this process");
 });
 
 /// Begins to listen, once.
 pub(crate) fn start() {
     LazyLock::force(&STARTED);
+}
+
+/// What lines about panics begin with.
+const PANIC: &str = "PANIC";
+
+fn record(text: String) {
+    let thread = thread::current().name().unwrap_or_default().to_owned();
+    SEEN.lock().unwrap_or_else(PoisonError::into_inner).push((thread, text));
+}
+
+/// Panics of threads whose names contain `tag`.
+pub(crate) fn panics_of(tag: &str) -> Vec<String> {
+    warnings_of(tag).into_iter().filter(|line| line.contains(PANIC)).collect()
 }
 
 /// Warnings and errors of threads whose names contain `tag`.
@@ -40,8 +59,7 @@ impl<S: Subscriber> Layer<S> for Warnings {
         }
         let mut text = Text(format!("{} {}:", event.metadata().level(), event.metadata().target()));
         event.record(&mut text);
-        let thread = thread::current().name().unwrap_or_default().to_owned();
-        SEEN.lock().unwrap_or_else(PoisonError::into_inner).push((thread, text.0));
+        record(text.0);
     }
 }
 

@@ -35,13 +35,13 @@ async fn a_vanished_client_frees_the_engine() -> anyhow::Result<()> {
     check_freed(&cluster, "a WebSocket").await;
 
     let streamed = with(long.clone(), json!({"stream": true})).to_string();
-    let mut stream = http::send(cluster.address(), "POST", "/v1/responses", &streamed).await?;
+    let mut stream = http::send(cluster.address(), "POST", "/v1/responses", streamed.as_bytes()).await?;
     stream.read_exact(&mut [0; 64]).await?;
     running().await;
     drop(stream);
     check_freed(&cluster, "an SSE reader").await;
 
-    let stream = http::send(cluster.address(), "POST", "/v1/responses", &long.to_string()).await?;
+    let stream = http::send(cluster.address(), "POST", "/v1/responses", long.to_string().as_bytes()).await?;
     running().await;
     drop(stream);
     check_freed(&cluster, "a JSON reader").await;

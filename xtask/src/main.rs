@@ -1,5 +1,5 @@
 //! Commands longer than one line: `cargo xtask ci` runs what CI runs, `cargo xtask fuzz <gguf|safetensors> [--seconds 60]
-//! [--seed 1]` opens mutated model files, `cargo xtask compare-llama-cpp MODEL.gguf` measures the engine against llama.cpp.
+//! [--seed 1]` opens mutated model files, `cargo xtask fuzz <frames|bodies>` sends a cluster damaged requests, `cargo xtask compare-llama-cpp MODEL.gguf` measures the engine against llama.cpp.
 
 mod compare;
 
@@ -16,6 +16,7 @@ const CI: [Check; 3] = [
     ("tests", &["test", "--workspace", "--locked"]),
 ];
 
+const REQUESTS: [&str; 2] = ["frames", "bodies"];
 const FUZZ: [&str; 7] = ["run", "--locked", "-p", "model", "--example", "fuzz", "--"];
 
 fn main() -> anyhow::Result<()> {
@@ -24,15 +25,37 @@ fn main() -> anyhow::Result<()> {
         Some((command, [])) if command == "ci" => {
             CI.iter().try_for_each(|(what, args)| run(what, args.iter().copied()))
         }
+        Some((command, [target, rest @ ..])) if command == "fuzz" && REQUESTS.contains(&target.as_str()) => {
+            fuzz_requests(target, rest)
+        }
         Some((command, rest)) if command == "fuzz" => {
             run("fuzz", FUZZ.into_iter().chain(rest.iter().map(String::as_str)))
         }
         Some((command, rest)) if command == "compare-llama-cpp" => compare::run(rest),
         _ => bail!(
-            "usage: cargo xtask ci | fuzz <gguf|safetensors> [--seconds N] [--seed N] | \
+            "usage: cargo xtask ci | fuzz <gguf|safetensors|frames|bodies> [--seconds N] [--seed N] | \
              compare-llama-cpp MODEL.gguf [--rounds N] [--server]"
         ),
     }
+}
+
+/// Runs one of the tests that damage requests, for longer than the tests do.
+fn fuzz_requests(target: &str, options: &[String]) -> anyhow::Result<()> {
+    let mut settings = vec![("BATON_FUZZ_S", "60")];
+    for option in options.chunks(2) {
+        match option {
+            [name, value] if name == "--seconds" => settings.push(("BATON_FUZZ_S", value)),
+            [name, value] if name == "--seed" => settings.push(("BATON_FUZZ_SEED", value)),
+            _ => bail!("usage: cargo xtask fuzz {target} [--seconds N] [--seed N]"),
+        }
+    }
+    let test = format!("fuzz::{target}");
+    let args = ["test", "--locked", "-p", "tests", "--test", "e2e", "--", "--exact", &test, "--nocapture"];
+    let status = cargo().args(args).envs(settings).status().context("cargo test did not start")?;
+    if !status.success() {
+        bail!("fuzz: {target} failed");
+    }
+    Ok(())
 }
 
 /// Cargo, without what the one that runs this told about this crate: build scripts would take it for a change and run again.
