@@ -14,8 +14,16 @@ const TURN_LIMIT: Duration = Duration::from_secs(60);
 #[derive(Debug)]
 pub(crate) struct Client {
     socket: WebSocketStream<TcpStream>,
-    model: String,
-    instructions: String,
+    /// Fields of every request.
+    fixed: Value,
+}
+
+/// What a client sends again with each turn.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Resent {
+    pub(crate) instructions: String,
+    /// JSON, a list.
+    pub(crate) tools: Value,
 }
 
 /// How a turn ended.
@@ -29,29 +37,32 @@ pub(crate) struct Answer {
 }
 
 impl Client {
-    /// Connects; each turn will carry `instructions`, unless they are empty.
+    /// Connects; each turn will carry what is `resent`, unless it is empty.
     pub(crate) async fn connect(
         address: std::net::SocketAddr,
         model: &str,
-        instructions: String,
+        resent: Resent,
     ) -> anyhow::Result<Self> {
         let stream = TcpStream::connect(address).await?;
         stream.set_nodelay(true)?;
         let url = format!("ws://{address}/v1/responses");
         let (socket, _) = tokio_tungstenite::client_async(url, stream).await?;
-        Ok(Self { socket, model: model.to_owned(), instructions })
+        let mut fixed = json!({"type": "response.create", "model": model, "store": true, "temperature": 0});
+        if !resent.instructions.is_empty() {
+            fixed["instructions"] = resent.instructions.into();
+        }
+        if !resent.tools.is_null() {
+            fixed["tools"] = resent.tools;
+        }
+        Ok(Self { socket, fixed })
     }
 
     /// Runs one turn with `input` after `parent` to its end.
     pub(crate) async fn turn(&mut self, parent: Option<&str>, input: &str) -> anyhow::Result<Answer> {
-        let mut frame = json!({
-            "type": "response.create", "model": self.model, "input": input, "store": true, "temperature": 0,
-        });
+        let mut frame = self.fixed.clone();
+        frame["input"] = input.into();
         if let Some(parent) = parent {
             frame["previous_response_id"] = parent.into();
-        }
-        if !self.instructions.is_empty() {
-            frame["instructions"] = self.instructions.as_str().into();
         }
         let frame = frame.to_string();
         let bytes_up = frame.len();

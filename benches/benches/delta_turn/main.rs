@@ -22,9 +22,10 @@ use clap::Parser;
 use metrics_exporter_prometheus::PrometheusBuilder;
 use model::TextModel;
 use model::reference::ModelRef;
+use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 
-use client::Client;
+use client::{Client, Resent};
 use gateway::Gateway;
 use report::{History, Sample};
 use standin::StandIn;
@@ -54,6 +55,9 @@ struct Args {
     /// Instructions sent again with each turn, in bytes.
     #[arg(long, default_value_t = 0)]
     instructions_bytes: usize,
+    /// Tools sent again with each turn, in bytes; agents send tens of kilobytes.
+    #[arg(long, default_value_t = 37 << 10)]
+    tools_bytes: usize,
     /// Microseconds between two tokens of the answers that come one token at a time.
     #[arg(long, default_value_t = 1000)]
     pace_us: u64,
@@ -88,7 +92,8 @@ fn main() -> anyhow::Result<ExitCode> {
     shutdown.cancel();
     gateway.join()?;
     worker.join()?;
-    let passed = report::print(&mut std::io::stdout().lock(), &histories, args.delta_bytes)?;
+    let resent = args.instructions_bytes + tools(args.tools_bytes).to_string().len();
+    let passed = report::print(&mut std::io::stdout().lock(), &histories, args.delta_bytes, resent)?;
     Ok(if passed || !args.check { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
@@ -109,7 +114,8 @@ async fn measure(
 ) -> anyhow::Result<Vec<History>> {
     gateway.ready().await?;
     let instructions = text::prose(99, args.instructions_bytes);
-    let mut client = Client::connect(gateway.address, model, instructions).await?;
+    let resent = Resent { instructions, tools: tools(args.tools_bytes) };
+    let mut client = Client::connect(gateway.address, model, resent).await?;
     let mut seeds = 1_000..;
     let mut histories = Vec::new();
     for n_bytes in HISTORIES {
@@ -140,6 +146,32 @@ async fn measure(
         }
     }
     Ok(histories)
+}
+
+/// Function tools as agents have them, about `n_bytes` of JSON; null for zero.
+fn tools(n_bytes: usize) -> Value {
+    const TOOL_BYTES: usize = 1200;
+    let tool = |i: usize| {
+        let names = ["path", "pattern", "limit", "recursive"];
+        let parameters: serde_json::Map<String, Value> = names
+            .into_iter()
+            .zip(["string", "string", "integer", "boolean"])
+            .map(|(name, kind)| {
+                (name.to_owned(), json!({"type": kind, "description": text::prose(i as u64, 120)}))
+            })
+            .collect();
+        json!({
+            "type": "function",
+            "name": format!("tool_{i}"),
+            "description": text::prose(1000 + i as u64, 400),
+            "strict": false,
+            "parameters": {"type": "object", "properties": parameters, "required": ["path"]},
+        })
+    };
+    match n_bytes.div_ceil(TOOL_BYTES) {
+        0 => Value::Null,
+        n_tools => (0..n_tools).map(tool).collect(),
+    }
 }
 
 /// One round over one history: the averages of its turns.

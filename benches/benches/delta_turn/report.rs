@@ -51,8 +51,14 @@ fn cpu_us(sample: &Sample) -> f64 {
     sample.cpu_us
 }
 
-/// Prints the tables and the verdicts; true when all limits are kept.
-pub(crate) fn print(out: &mut impl Write, histories: &[History], delta_bytes: usize) -> io::Result<bool> {
+/// Prints the tables and the verdicts; true when all limits are kept. `resent_bytes` of each request are the same every
+/// turn.
+pub(crate) fn print(
+    out: &mut impl Write,
+    histories: &[History],
+    delta_bytes: usize,
+    resent_bytes: usize,
+) -> io::Result<bool> {
     writeln!(out, "tokens of an answer at once")?;
     table(out, histories, |history| &history.at_once)?;
     writeln!(out, "tokens of an answer one by one")?;
@@ -66,7 +72,7 @@ pub(crate) fn print(out: &mut impl Write, histories: &[History], delta_bytes: us
             streamed / ANSWER_TOKENS
         )?;
     }
-    verdicts(out, histories, delta_bytes as f64)
+    verdicts(out, histories, delta_bytes as f64, resent_bytes as f64)
 }
 
 fn table(out: &mut impl Write, histories: &[History], of: fn(&History) -> &[Sample]) -> io::Result<()> {
@@ -96,7 +102,12 @@ fn table(out: &mut impl Write, histories: &[History], of: fn(&History) -> &[Samp
     Ok(())
 }
 
-fn verdicts(out: &mut impl Write, histories: &[History], delta_bytes: f64) -> io::Result<bool> {
+fn verdicts(
+    out: &mut impl Write,
+    histories: &[History],
+    delta_bytes: f64,
+    resent_bytes: f64,
+) -> io::Result<bool> {
     let [smallest, .., largest] = histories else { return Ok(false) };
     let ratio = |of: fn(&Sample) -> f64, samples: fn(&History) -> &[Sample]| {
         median(samples(largest), of) / median(samples(smallest), of)
@@ -114,7 +125,7 @@ fn verdicts(out: &mut impl Write, histories: &[History], delta_bytes: f64) -> io
         .map(|sample| sample.irregular)
         .sum();
     let worker_limit = WORKER_BYTES_PER_DELTA_BYTE * delta_bytes + TURN_OVERHEAD_BYTES;
-    let up_limit = delta_bytes * 1.1 + TURN_OVERHEAD_BYTES;
+    let up_limit = (delta_bytes + resent_bytes) * 1.1 + TURN_OVERHEAD_BYTES;
     let lines = [
         (
             at_once <= FLAT,
