@@ -55,11 +55,15 @@ async def too_long(binary, folder, cluster):
 
 
 async def connection_limit(binary, folder, cluster):
-    """The cluster's connections are old at once: Codex reconnects, and goes over HTTP in the end."""
-    async with proxy.Proxy(cluster.port) as seen:
-        ran = await codex.run(binary, folder, seen.base_url, "Say hello.", model=cluster.model)
-    expect(ran.code == 0 and ran.answer and seen.upgrades > 1, ran, seen)
-    return f"{ran.seconds:.1f} s, {seen.upgrades} upgrades, {len(seen.posts)} posts"
+    """A connection is old after a second, and the tool takes longer: Codex goes on over a new one, with everything."""
+    forces = proxy.Forces("exec_command", {"cmd": f"sleep 2; {COMMAND}"})
+    async with proxy.Proxy(cluster.port, forces) as seen:
+        ran = await codex.run(binary, folder, seen.base_url, "Run the tool.", model=cluster.model)
+    expect(ran.code == 0 and ran.answer and seen.upgrades == 2 and not seen.posts, ran, seen)
+    again = seen.bodies[-1]
+    outputs = [item for item in again["input"] if item["type"] == "function_call_output"]
+    expect(not again.get("previous_response_id") and len(outputs) == 1 and len(again["input"]) > 2, ran, seen)
+    return f"{ran.seconds:.1f} s, {seen.upgrades} upgrades"
 
 
 async def two_tools(binary, folder, cluster):

@@ -37,7 +37,7 @@ pub(crate) fn prompt(question: &str) -> Vec<u32> {
 
 fn wire(grammar: &str, triggers: &[Trigger]) -> v1::Constraint {
     let triggers = triggers.iter().map(|trigger| v1::Trigger { trigger: Some(trigger.clone()) }).collect();
-    v1::Constraint { grammar: grammar.to_owned(), triggers, generated: 0 }
+    v1::Constraint { grammar: grammar.to_owned(), triggers, ..Default::default() }
 }
 
 fn constraint(wire: v1::Constraint) -> Constraint {
