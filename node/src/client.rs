@@ -154,7 +154,9 @@ impl Client {
         });
         if let Some(previous) = &self.previous {
             create["previous_response_id"] = json!(previous);
-        } else if let Some(instructions) = &style.instructions {
+        }
+        // They hold for one turn; what is the same as before costs nothing.
+        if let Some(instructions) = &style.instructions {
             create["instructions"] = json!(instructions);
         }
         let began = Instant::now();

@@ -15,7 +15,7 @@ use crate::{
 
 /// Activations of a slab of tokens stay in the L2 cache while all groups pass.
 const SLAB_BYTES: usize = 1 << 20;
-/// Larger slabs save no more: weights are read once for each. A multiple of the widest tiles.
+/// Larger slabs save no more: weights are read once for each.
 const MAX_SLAB_TOKENS: usize = 240;
 
 /// One thread's share of one part: `groups` are those of the part.
@@ -196,7 +196,9 @@ fn quantized<S: Simd, F: Format>(s: S, share: &Share<'_>, part: &Part, w: &Block
     let n_factors = n_blocks * F::LAYOUT.n_factors;
     let tokens: Vec<&[QuantBlock]> = share.input.blocks.chunks_exact(n_blocks).collect();
     let n_fitting = SLAB_BYTES / (n_blocks * size_of::<QuantBlock>());
-    let slab_tokens = n_fitting.clamp(24, MAX_SLAB_TOKENS) / 24 * 24;
+    // Slabs of the same length, as each reads all weights, and of whole tiles.
+    let n_slabs = tokens.len().div_ceil(n_fitting.clamp(24, MAX_SLAB_TOKENS));
+    let slab_tokens = tokens.len().div_ceil(n_slabs.max(1)).next_multiple_of(12).max(12);
     for (slab, tokens) in tokens.chunks(slab_tokens).enumerate() {
         let tiles = arranged::<S, F>(tokens, n_blocks);
         for group in groups.clone() {

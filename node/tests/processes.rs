@@ -1,5 +1,7 @@
-//! The real binary, killed as a kernel kills: what a client was told is stored is still there.
+//! The real binary: it proves itself when it starts, and killed as a kernel kills it loses nothing that a client was told
+//! is stored.
 
+use std::io::{BufRead, BufReader};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -276,5 +278,24 @@ fn a_damaged_store_stops_the_start_with_advice_and_is_left_alone() -> anyhow::Re
     }
     ensure!(std::fs::read(&file)?.starts_with(b"not a database"), "it was changed");
     std::fs::remove_dir_all(&folder)?;
+    Ok(())
+}
+
+#[tokio::test]
+async fn up_proves_itself_with_a_conversation() -> anyhow::Result<()> {
+    let mut command = Command::new(BATON);
+    command.args(["up", "--listen", "127.0.0.1:0", "--kv-memory-mb", "128"]).args(model());
+    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn()?;
+    let banner = BufReader::new(child.stdout.take().context("it has an output")?).lines();
+    let _killed = Role { child, address: (Ipv4Addr::LOCALHOST, 0).into() };
+    // When the conversation fails the process ends, and its output with it.
+    let read = tokio::task::spawn_blocking(move || {
+        let lines = banner.map_while(Result::ok);
+        let lines: Vec<String> = lines.take_while(|line| !line.starts_with("Ctrl-C stops it")).collect();
+        lines
+    });
+    let lines = timeout(PATIENCE, read).await.context("the conversation takes too long")??;
+    ensure!(lines.iter().any(|line| line.starts_with("Ready after")), "{lines:#?}");
+    ensure!(lines.iter().any(|line| line.contains("turn 2")), "{lines:#?}");
     Ok(())
 }
