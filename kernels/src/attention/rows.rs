@@ -238,8 +238,8 @@ impl<'a, S: Simd, K: Stored> Pass<'a, S, K> {
         let scores = &scratch.scores;
         let mut acc = [[s.splat(0.0); V]; R];
         for (acc, out) in acc.iter_mut().zip(outs.iter()) {
-            for v in 0..V {
-                acc[v] = s.load(&out.as_chunks().0[first + v]);
+            for (acc, part) in acc.iter_mut().zip(&out.as_chunks().0[first..]) {
+                *acc = s.load(part);
             }
         }
         for (i, &block) in segment.blocks.iter().enumerate() {
@@ -255,8 +255,8 @@ impl<'a, S: Simd, K: Stored> Pass<'a, S, K> {
             }
         }
         for (acc, out) in acc.iter().zip(outs) {
-            for v in 0..V {
-                s.store(acc[v], &mut out.as_chunks_mut().0[first + v]);
+            for (acc, part) in acc.iter().zip(&mut out.as_chunks_mut().0[first..]) {
+                s.store(*acc, part);
             }
         }
     }

@@ -27,6 +27,17 @@ macro_rules! op {
     };
 }
 
+impl Avx512 {
+    /// Lanes 0..8 and 8..16.
+    #[inline(always)]
+    fn halves(self, v: x86::__m512) -> (x86::__m256, x86::__m256) {
+        let low = op!(_mm512_castps512_ps256(v));
+        let pairs = op!(_mm512_castps_pd(v));
+        let high = op!(_mm512_extractf64x4_pd::<{ 1 }>(pairs));
+        (low, op!(_mm256_castpd_ps(high)))
+    }
+}
+
 impl Simd for Avx512 {
     const IS_PORTABLE: bool = false;
     const N_REGISTERS: usize = 32;
@@ -144,12 +155,12 @@ impl Simd for Avx512 {
     }
     #[inline(always)]
     fn sum(self, v: Self::F) -> f32 {
-        let (low, high) = halves(v);
+        let (low, high) = self.halves(v);
         reduce_256!(low, high, _mm256_add_ps, _mm_add_ps, _mm_add_ss)
     }
     #[inline(always)]
     fn highest(self, v: Self::F) -> f32 {
-        let (low, high) = halves(v);
+        let (low, high) = self.halves(v);
         reduce_256!(low, high, _mm256_max_ps, _mm_max_ps, _mm_max_ss)
     }
     #[inline(always)]
@@ -199,13 +210,4 @@ impl Simd for Avx512 {
     fn dot_bytes(self, acc: Self::I, w: Self::B, x: i32) -> Self::I {
         op!(_mm512_dpbusd_epi32(acc, w, self.splat_i32(x)))
     }
-}
-
-/// Lanes 0..8 and 8..16.
-#[inline(always)]
-fn halves(v: x86::__m512) -> (x86::__m256, x86::__m256) {
-    // SAFETY: only reached with the token, which proves the instruction; it reads no memory.
-    let high = unsafe { x86::_mm256_castpd_ps(x86::_mm512_extractf64x4_pd::<1>(x86::_mm512_castps_pd(v))) };
-    // SAFETY: as above.
-    (unsafe { x86::_mm512_castps512_ps256(v) }, high)
 }
