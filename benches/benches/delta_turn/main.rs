@@ -11,6 +11,7 @@ mod client;
 mod gateway;
 mod report;
 mod standin;
+mod streams;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -88,6 +89,8 @@ fn main() -> anyhow::Result<ExitCode> {
     let gateway = Gateway::start(text.clone(), worker.address, metrics, shutdown.clone())?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let histories = runtime.block_on(measure(&args, &text.name, &gateway, &worker))?;
+    let mut out = std::io::stdout();
+    runtime.block_on(streams::run(&mut out, &text.name, &gateway, &worker, args.rounds))?;
     drop(runtime);
     shutdown.cancel();
     gateway.join()?;

@@ -1,9 +1,10 @@
-//! A router and a decode worker without a model: they remember which prefixes they have seen and answer eight tokens.
+//! A router and a decode worker without a model: they remember which prefixes they have seen and answer eight tokens, or
+//! as many as they are told.
 
 use std::collections::HashSet;
 use std::net::SocketAddr;
 use std::pin::Pin;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -24,12 +25,14 @@ use tonic::{Request, Response, Status};
 
 /// Words of each answer; with the token that ends it there are eight.
 const ANSWER: &str = "one two three four five six seven";
+pub(crate) const ANSWER_TOKENS: usize = 8;
 
 /// A running stand-in.
 #[derive(Debug)]
 pub(crate) struct StandIn {
     pub(crate) address: SocketAddr,
     pace: Pace,
+    n_tokens: Arc<AtomicUsize>,
     thread: JoinHandle<anyhow::Result<()>>,
 }
 
@@ -51,7 +54,9 @@ struct Shared {
     fingerprint: [u8; 32],
     /// Grows by about twenty blocks a turn.
     seen: Mutex<HashSet<BlockHash>>,
+    /// Of these an answer is made: all but the last, again and again, then the last, which ends it.
     answer: Vec<u32>,
+    n_tokens: Arc<AtomicUsize>,
     pace: Pace,
 }
 
@@ -60,14 +65,15 @@ impl StandIn {
     pub(crate) fn start(text: &TextModel, shutdown: CancellationToken) -> anyhow::Result<Self> {
         let (sender, address) = mpsc::sync_channel(1);
         let (text, pace) = (text.clone(), Pace::default());
-        let paced = pace.clone();
+        let n_tokens = Arc::new(AtomicUsize::new(ANSWER_TOKENS));
+        let (paced, counted) = (pace.clone(), Arc::clone(&n_tokens));
         let thread = std::thread::Builder::new().name("stand-in".to_owned()).spawn(move || {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
             runtime.block_on(async {
                 let listener = TcpListener::bind("127.0.0.1:0").await?;
                 let address = listener.local_addr()?;
                 sender.send(address)?;
-                let service = Service::new(&text, address, paced);
+                let service = Service::new(&text, address, paced, counted);
                 let server = net::server().add_service(RouterServer::new(service.clone())).add_service(
                     DecodeServer::new(service).max_decoding_message_size(proto::MAX_MESSAGE_BYTES),
                 );
@@ -77,12 +83,17 @@ impl StandIn {
             })
         })?;
         let address = address.recv().context("the stand-in did not start")?;
-        Ok(Self { address, pace, thread })
+        Ok(Self { address, pace, n_tokens, thread })
     }
 
     /// Sets the time between two tokens of later answers; zero sends them at once.
     pub(crate) fn set_pace_us(&self, pace_us: u64) {
         self.pace.0.store(pace_us, Ordering::Relaxed);
+    }
+
+    /// Sets the length of later answers, in tokens; at least one.
+    pub(crate) fn set_answer_tokens(&self, n_tokens: usize) {
+        self.n_tokens.store(n_tokens, Ordering::Relaxed);
     }
 
     /// Waits for the end after `shutdown`.
@@ -92,7 +103,7 @@ impl StandIn {
 }
 
 impl Service {
-    fn new(text: &TextModel, address: SocketAddr, pace: Pace) -> Self {
+    fn new(text: &TextModel, address: SocketAddr, pace: Pace, n_tokens: Arc<AtomicUsize>) -> Self {
         let mut answer = text.tokenizer.encode_ordinary(ANSWER);
         answer.truncate(7);
         answer.extend(text.tokenizer.end_of_turn_ids().first());
@@ -105,6 +116,7 @@ impl Service {
             fingerprint: text.fingerprint,
             seen: Mutex::default(),
             answer,
+            n_tokens,
             pace,
         };
         Self { shared: Arc::new(shared) }
@@ -117,15 +129,21 @@ impl Service {
         Ok((parent.is_root() || seen.contains(&parent)).then_some(parent))
     }
 
+    fn answer(&self) -> Vec<u32> {
+        let Some((end, words)) = self.shared.answer.split_last() else { return Vec::new() };
+        let n_words = self.shared.n_tokens.load(Ordering::Relaxed) - 1;
+        words.iter().cycle().take(n_words).chain([end]).copied().collect()
+    }
+
     /// Remembers the blocks that prompt and answer fill.
-    fn remember(&self, parent: BlockHash, prompt: &v1::Prompt) {
+    fn remember(&self, parent: BlockHash, prompt: &v1::Prompt, answer: &[u32]) {
         let mut chain = HashChain::after(self.shared.key, parent, prompt.parent_blocks as usize);
         let mut blocks = chain.extend(&prompt.ids);
-        blocks.extend(chain.extend(&self.shared.answer));
+        blocks.extend(chain.extend(answer));
         self.shared.seen.lock().unwrap_or_else(PoisonError::into_inner).extend(blocks);
     }
 
-    fn events(&self, prompt: &v1::Prompt) -> Vec<Event> {
+    fn events(&self, prompt: &v1::Prompt, answer: &[u32]) -> Vec<Event> {
         let cached = prompt.parent_blocks * u32::try_from(BLOCK_TOKENS).expect("a block is small");
         let computed = u32::try_from(prompt.ids.len()).unwrap_or(u32::MAX);
         let started = v1::Started {
@@ -135,13 +153,10 @@ impl Service {
             decode_worker: self.shared.worker.id.clone(),
             ..Default::default()
         };
-        let output_tokens = u32::try_from(self.shared.answer.len()).expect("eight tokens");
+        let output_tokens = u32::try_from(answer.len()).expect("a short answer");
         let reason = v1::FinishReason::Stop.into();
-        let tokens = self
-            .shared
-            .answer
-            .iter()
-            .map(|&id| Event::Tokens(v1::Tokens { ids: vec![id], ..Default::default() }));
+        let tokens =
+            answer.iter().map(|&id| Event::Tokens(v1::Tokens { ids: vec![id], ..Default::default() }));
         std::iter::once(Event::Started(started))
             .chain(tokens)
             .chain([Event::Finished(v1::Finished { reason, output_tokens })])
@@ -186,9 +201,10 @@ impl Decode for Service {
         let Some(parent) = self.knows(&prompt.parent)? else {
             return Err(Reason::ParentUnknown.status("the parent was never seen here"));
         };
-        self.remember(parent, &prompt);
+        let answer = self.answer();
+        self.remember(parent, &prompt, &answer);
         let pace = Duration::from_micros(self.shared.pace.0.load(Ordering::Relaxed));
-        let events = futures::stream::iter(self.events(&prompt)).then(move |event| async move {
+        let events = futures::stream::iter(self.events(&prompt, &answer)).then(move |event| async move {
             // Each token wakes the gateway anew, as real decoding steps do.
             if matches!(event, Event::Tokens(_)) && !pace.is_zero() {
                 tokio::time::sleep(pace).await;
