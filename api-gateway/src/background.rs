@@ -56,7 +56,7 @@ impl EventLog {
     }
 
     /// No further events come.
-    pub(crate) fn end(&self) {
+    fn end(&self) {
         self.state().ended = Some(Instant::now());
         self.n_events.send_modify(|_| {});
     }
@@ -103,6 +103,16 @@ impl EventLog {
 
     fn state(&self) -> std::sync::MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Ends a log when it is dropped, also when its turn panicked: whoever waits for it must not wait for ever.
+#[derive(Debug)]
+pub(crate) struct Ends(pub(crate) Arc<EventLog>);
+
+impl Drop for Ends {
+    fn drop(&mut self) {
+        self.0.end();
     }
 }
 

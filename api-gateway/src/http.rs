@@ -11,7 +11,6 @@ use std::sync::Arc;
 
 use axum::Router;
 use axum::body::Body;
-use axum::extract::rejection::BytesRejection;
 use axum::extract::ws::WebSocketUpgrade;
 use axum::extract::ws::rejection::WebSocketUpgradeRejection;
 use axum::extract::{DefaultBodyLimit, Path, Request, State};
@@ -135,11 +134,9 @@ fn not_upgraded(message: &str) -> Response {
 async fn create(
     State(app): State<App>,
     headers: HeaderMap,
-    body: Result<Bytes, BytesRejection>,
+    body: body::Received,
 ) -> Result<Response, ApiError> {
     let origin = app.origin(&headers)?;
-    let body = body.map_err(|rejection| unreadable(&app, &rejection))?;
-    metrics::counter!(names::CLIENT_BYTES_IN).increment(body.len() as u64);
     let create = parse_body(&body::decoded(&app, &headers, body)?)?;
     match (create.background, create.stream) {
         (true, stream) => background(app, create, origin, stream).await,
@@ -156,12 +153,11 @@ async fn background(app: App, create: Create, origin: Origin, stream: bool) -> R
     let (refused, mut refusal) = oneshot::channel();
     let (gateway, kept) = (app.gateway.clone(), Arc::clone(&log));
     app.tasks.spawn(async move {
-        let _place = place;
-        let sink = EventSink::Log(Arc::clone(&kept));
-        if let Err(error) = run_turn(&gateway, create, origin, sink, kept.cancellation()).await {
+        let (_place, kept) = (place, Ends(kept));
+        let sink = EventSink::Log(Arc::clone(&kept.0));
+        if let Err(error) = run_turn(&gateway, create, origin, sink, kept.0.cancellation()).await {
             let _ = refused.send(error);
         }
-        kept.end();
     });
     let begun = log.read(0).await;
     if begun.is_none() {
@@ -173,19 +169,15 @@ async fn background(app: App, create: Create, origin: Origin, stream: bool) -> R
     Ok(if stream { responses::stream(log, None) } else { responses::json(log.response()) })
 }
 
-async fn compact(State(app): State<App>, headers: HeaderMap, bytes: Bytes) -> Result<Response, ApiError> {
+async fn compact(
+    State(app): State<App>,
+    headers: HeaderMap,
+    bytes: body::Received,
+) -> Result<Response, ApiError> {
     let origin = app.origin(&headers)?;
     let create = parse_counted(&body::decoded(&app, &headers, bytes)?)?;
     let _place = app.turns.try_acquire().map_err(|_| all_turns_taken())?;
     Ok(responses::json(crate::compact::compact(&app.gateway, create, origin).await?))
-}
-
-fn unreadable(app: &App, rejection: &BytesRejection) -> ApiError {
-    if rejection.status() == StatusCode::PAYLOAD_TOO_LARGE {
-        let limit = app.gateway.config().max_request_bytes;
-        return ApiError::too_large(format!("the body is larger than {limit} bytes: send less"));
-    }
-    ApiError::invalid("invalid_body", format!("the body could not be read: {rejection}"))
 }
 
 impl App {

@@ -209,6 +209,11 @@ impl Store {
         Ok(self.inner.memory.delete(id, tenant) || was_durable)
     }
 
+    /// Whether the response was deleted a short while ago.
+    pub(crate) fn is_deleted(&self, id: &str) -> bool {
+        self.inner.memory.is_deleted(id)
+    }
+
     /// Keeps a response whose own part costs `n_tokens`; one with a response object is durable afterwards.
     ///
     /// # Errors

@@ -19,7 +19,7 @@ use tokio_util::sync::CancellationToken;
 use crate::error::ApiError;
 use crate::metrics as names;
 use crate::state::Gateway;
-use crate::wire::{ClientEvent, Event, error_frame, parse_frame, steer_failed};
+use crate::wire::{ClientEvent, Event, Lane, error_frame, parse_frame, steer_failed};
 use lanes::{Lanes, Queued, Running};
 
 /// Events a slow client may leave unread.
@@ -57,13 +57,13 @@ pub(crate) async fn serve(
         running: &running,
         opened: Instant::now(),
     };
-    let lanes = Lanes::new(gateway, tenant, events, &running, turns);
+    let lanes = Lanes::new(gateway, tenant, events, &running, turns, shutdown);
     let end = {
         let mut writing = pin!(write(&mut sink, outgoing, gateway.config().ping));
         let end = tokio::select! {
             end = reader.run() => end,
             end = &mut writing => end,
-            end = lanes.run(queue, shutdown) => end,
+            end = lanes.run(queue) => end,
         };
         if let End::Close(..) = end {
             // Nobody adds events any more: the writer ends after the last one, or the client does not read.
@@ -100,10 +100,10 @@ impl Reader<'_> {
             };
             let result = match message {
                 Message::Text(text) => self.text(&text),
-                Message::Binary(_) => Err(ApiError::invalid(
-                    "invalid_frame",
-                    "binary frames are not understood: send JSON as text",
-                )),
+                Message::Binary(_) => {
+                    let message = "binary frames are not understood: send JSON as text";
+                    Err((None, ApiError::invalid("invalid_frame", message)))
+                }
                 Message::Ping(_) | Message::Pong(_) => Ok(()),
                 Message::Close(_) => {
                     // The answer goes out while the stream is polled to its end.
@@ -111,21 +111,22 @@ impl Reader<'_> {
                     return End::Client;
                 }
             };
-            if let Err(error) = result
-                && self.events.try_send(refused(&error, &None)).is_err()
+            if let Err((lane, error)) = result
+                && self.events.try_send(refused(&error, &lane)).is_err()
             {
                 return End::Close(close_code::POLICY, "the client does not read");
             }
         }
     }
 
-    fn text(&self, text: &str) -> Result<(), ApiError> {
+    /// Takes a frame, or refuses it on the lane that it is for.
+    fn text(&self, text: &str) -> Result<(), (Lane, ApiError)> {
         metrics::counter!(names::CLIENT_BYTES_IN).increment(text.len() as u64);
-        match parse_frame(text)? {
+        match parse_frame(text).map_err(|error| (None, error))? {
             ClientEvent::Create { lane, create } => {
                 if self.opened.elapsed() >= self.gateway.config().connection_life {
                     let message = "this connection is too old: open a new one and continue there";
-                    return Err(ApiError::invalid("websocket_connection_limit_reached", message));
+                    return Err((lane, ApiError::invalid("websocket_connection_limit_reached", message)));
                 }
                 self.enqueue(Queued::Create { lane, create })
             }
@@ -134,16 +135,22 @@ impl Reader<'_> {
             }
             ClientEvent::Steer(steer) => {
                 let sent = self.events.try_send(steer_failed(&steer));
-                sent.map_err(|_| ApiError::client_gone("the client does not read"))
+                sent.map_err(|_| (None, ApiError::client_gone("the client does not read")))
             }
-            ClientEvent::Cancel { response_id } => self.running.cancel(response_id.as_deref()),
+            ClientEvent::Cancel { response_id } => {
+                self.running.cancel(response_id.as_deref()).map_err(|error| (None, error))
+            }
             ClientEvent::Ignored => Ok(()),
         }
     }
 
-    fn enqueue(&self, queued: Queued) -> Result<(), ApiError> {
-        self.running.wait(self.gateway.config().max_queued_creates)?;
-        self.creates.try_send(queued).map_err(|_| ApiError::internal("the connection's queue is closed"))
+    fn enqueue(&self, queued: Queued) -> Result<(), (Lane, ApiError)> {
+        let lane = queued.lane().clone();
+        let taken = self.running.wait(self.gateway.config().max_queued_creates);
+        let sent = taken.and_then(|()| {
+            self.creates.try_send(queued).map_err(|_| ApiError::internal("the connection's queue is closed"))
+        });
+        sent.map_err(|error| (lane, error))
     }
 
     /// The stream is unusable. A message over the limit is the client's mistake and is explained.
@@ -202,7 +209,7 @@ async fn send_all(
 }
 
 /// The `error` frame of a request on `lane`.
-fn refused(error: &ApiError, lane: &crate::wire::Lane) -> Event {
+fn refused(error: &ApiError, lane: &Lane) -> Event {
     metrics::counter!(names::TURNS, "outcome" => "refused").increment(1);
     tracing::info!(status = error.status, code = error.code, message = error.message, "request refused");
     error_frame(error).on_lane(lane)

@@ -86,6 +86,13 @@ async fn limits_of_bodies_and_connections_hold() -> anyhow::Result<()> {
         let reply = http::post(cluster.address(), &create("x".repeat(n_bytes))).await?;
         assert_eq!(reply.status, 413, "{reply:?}");
         check_error(&reply.json()["error"], "request_too_large", None, &reply.json());
+        let others = ["/v1/conversations", "/v1/responses/input_tokens", "/v1/responses/compact"];
+        for path in others {
+            let body = create("x".repeat(n_bytes)).to_string();
+            let reply = http::request(cluster.address(), "POST", path, &body).await?;
+            assert_eq!(reply.status, 413, "{reply:?}");
+            check_error(&reply.json()["error"], "request_too_large", None, &reply.json());
+        }
     }
     let mut first = crate::client::Socket::open(cluster.address()).await?;
     ensure!(crate::client::Socket::open(cluster.address()).await.is_err(), "the only place is taken");

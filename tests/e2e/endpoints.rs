@@ -6,7 +6,7 @@ use std::time::Duration;
 use anyhow::{Context, bail, ensure};
 use serde_json::{Value, json};
 
-use crate::client::{Turn, with};
+use crate::client::{Socket, Turn, create, with};
 use crate::cluster::{Cluster, Spec};
 use crate::conformance::recording::{Recording, Step};
 use crate::conformance::{ask, validate};
@@ -198,6 +198,31 @@ async fn a_background_response_is_polled_and_resumed() -> anyhow::Result<()> {
     let path = format!("/v1/responses/{}?stream=true&starting_after=4", streamed.id());
     let resumed = check_resumed(address, &path, 4).await?;
     assert_eq!(resumed.events, streamed.events[5..], "the same events again");
+    Ok(())
+}
+
+#[tokio::test]
+async fn what_is_deleted_while_it_runs_does_not_come_back() -> anyhow::Result<()> {
+    let cluster = Cluster::start(Spec::aggregated(1)).await?;
+    let address = cluster.address();
+    let fields = json!({"background": true, "max_output_tokens": 4000});
+    let queued = post_fine(address, "/v1/responses", &with(ask::body("Tell a long story."), fields)).await?;
+    let path = format!("/v1/responses/{}", id(&queued)?);
+    assert_eq!(ask::json(address, "DELETE", &path, &Value::Null).await?.0, 200);
+    assert_eq!(get(address, &path).await?.0, 404);
+    Ok(())
+}
+
+#[tokio::test]
+async fn what_was_deleted_cannot_be_continued_where_it_was_made() -> anyhow::Result<()> {
+    let cluster = Cluster::start(Spec::aggregated(1)).await?;
+    let mut socket = Socket::open(cluster.address()).await?;
+    let made = socket.turn(&create(SHORT)).await?;
+    let path = format!("/v1/responses/{}", made.id());
+    assert_eq!(ask::json(cluster.address(), "DELETE", &path, &Value::Null).await?.0, 200);
+    let next = with(create("And of Italy?"), json!({"previous_response_id": made.id()}));
+    let refused = socket.turn(&next).await?;
+    assert_eq!(refused.last()["error"]["code"], "previous_response_not_found");
     Ok(())
 }
 

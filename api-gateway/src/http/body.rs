@@ -2,17 +2,24 @@
 
 use std::io::Read;
 
+use axum::extract::rejection::BytesRejection;
 use axum::http::{HeaderMap, StatusCode, header};
 use bytes::Bytes;
 
 use super::App;
 use crate::error::ApiError;
+use crate::metrics as names;
+
+/// A body, or why there is none.
+pub(super) type Received = Result<Bytes, BytesRejection>;
 
 /// The body as it was before it was compressed.
 ///
 /// # Errors
-/// When the encoding is unknown or the body is not of it, or when it is too large once decoded.
-pub(super) fn decoded(app: &App, headers: &HeaderMap, body: Bytes) -> Result<Bytes, ApiError> {
+/// When it could not be read, its encoding is unknown or it is not of it, or when it is too large once decoded.
+pub(super) fn decoded(app: &App, headers: &HeaderMap, body: Received) -> Result<Bytes, ApiError> {
+    let body = body.map_err(|rejection| unreadable(app, &rejection))?;
+    metrics::counter!(names::CLIENT_BYTES_IN).increment(body.len() as u64);
     let Some(encoding) = headers.get(header::CONTENT_ENCODING) else { return Ok(body) };
     let limit = app.gateway.config().max_request_bytes;
     match encoding.as_bytes() {
@@ -43,4 +50,12 @@ fn read(decoder: impl Read, limit: usize) -> Result<Bytes, ApiError> {
         )));
     }
     Ok(bytes.into())
+}
+
+fn unreadable(app: &App, rejection: &BytesRejection) -> ApiError {
+    if rejection.status() == StatusCode::PAYLOAD_TOO_LARGE {
+        let limit = app.gateway.config().max_request_bytes;
+        return ApiError::too_large(format!("the body is larger than {limit} bytes: send less"));
+    }
+    ApiError::invalid("invalid_body", format!("the body could not be read: {rejection}"))
 }

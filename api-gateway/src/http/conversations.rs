@@ -7,7 +7,6 @@ use axum::extract::rejection::QueryRejection;
 use axum::extract::{Path, Query, State};
 use axum::http::HeaderMap;
 use axum::response::{IntoResponse, Response};
-use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
@@ -77,7 +76,7 @@ fn text(bytes: &[u8]) -> Result<&str, ApiError> {
 pub(super) async fn create(
     State(app): State<App>,
     headers: HeaderMap,
-    bytes: Bytes,
+    bytes: body::Received,
 ) -> Result<Response, ApiError> {
     let tenant = app.gateway.config().api_keys.tenant(&headers)?;
     let bytes = body::decoded(&app, &headers, bytes)?;
@@ -101,7 +100,7 @@ pub(super) async fn update(
     State(app): State<App>,
     headers: HeaderMap,
     Path(id): Path<String>,
-    bytes: Bytes,
+    bytes: body::Received,
 ) -> Result<Response, ApiError> {
     let conversation = app.conversation(&headers, &id)?;
     let bytes = body::decoded(&app, &headers, bytes)?;
@@ -136,7 +135,7 @@ pub(super) async fn add_items(
     State(app): State<App>,
     headers: HeaderMap,
     Path(id): Path<String>,
-    bytes: Bytes,
+    bytes: body::Received,
 ) -> Result<Response, ApiError> {
     let conversation = app.conversation(&headers, &id)?;
     let bytes = body::decoded(&app, &headers, bytes)?;

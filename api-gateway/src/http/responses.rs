@@ -91,7 +91,10 @@ pub(super) fn stream(log: Arc<EventLog>, starting_after: Option<u64>) -> Respons
 fn replayed(response: &str, starting_after: Option<u64>) -> Response {
     let first =
         starting_after.map_or(0, |number| usize::try_from(number).unwrap_or(usize::MAX).saturating_add(1));
-    let events = events_of(response).into_iter().skip(first).map(|event| frame(&event));
+    let events = events_of(response);
+    // While it ran, events had more and higher numbers: how it ended is told to whoever has seen those.
+    let first = first.min(events.len().saturating_sub(1));
+    let events = events.into_iter().skip(first).map(|event| frame(&event));
     let mut text: Vec<u8> = events.flat_map(|frame| frame.to_vec()).collect();
     text.extend_from_slice(b"data: [DONE]\n\n");
     ([(header::CONTENT_TYPE, "text/event-stream"), (header::CACHE_CONTROL, "no-cache")], text).into_response()
@@ -115,6 +118,11 @@ pub(super) async fn delete(
 ) -> Result<Response, ApiError> {
     let tenant = app.gateway.config().api_keys.tenant(&headers)?;
     let log = app.gateway.background().get(&id, &tenant);
+    if let Some(log) = &log {
+        // One that still runs would be stored when it ends.
+        log.cancellation().cancel();
+        log.ended().await;
+    }
     let was_stored = app.gateway.store().delete(&id, &tenant).await?;
     if log.is_none() && !was_stored {
         return Err(not_found(&id));
@@ -164,7 +172,7 @@ struct InputTokens {
 pub(super) async fn input_tokens(
     State(app): State<App>,
     headers: HeaderMap,
-    body: Bytes,
+    body: super::body::Received,
 ) -> Result<Response, ApiError> {
     let origin = app.origin(&headers)?;
     let create = parse_counted(&super::body::decoded(&app, &headers, body)?)?;

@@ -86,6 +86,11 @@ impl Memory {
         })
     }
 
+    /// Whether the response was deleted a short while ago.
+    pub(super) fn is_deleted(&self, id: &str) -> bool {
+        self.order().deleted.iter().any(|deleted| deleted == id)
+    }
+
     /// Keeps a response for `life`; `n_tokens` is what it costs. Only those with a response object can be found by
     /// their id.
     pub(super) fn put(&self, stored: Arc<Stored>, n_tokens: usize, life: Duration) {

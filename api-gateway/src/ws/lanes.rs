@@ -40,7 +40,7 @@ pub(super) enum Queued {
 }
 
 impl Queued {
-    fn lane(&self) -> &Lane {
+    pub(super) fn lane(&self) -> &Lane {
         match self {
             Self::Create { lane, .. } | Self::Refused { lane, .. } => lane,
         }
@@ -123,6 +123,8 @@ pub(super) struct Lanes<'a> {
     events: mpsc::Sender<Event>,
     running: &'a Running,
     turns: &'a Semaphore,
+    /// The server drains: what runs ends, nothing begins.
+    shutdown: &'a CancellationToken,
     lanes: HashMap<Lane, State>,
     active: FuturesUnordered<BoxFuture<'a, Done>>,
     /// Lanes with something to run, in the order they came, when too many turns run already.
@@ -136,17 +138,15 @@ impl<'a> Lanes<'a> {
         events: mpsc::Sender<Event>,
         running: &'a Running,
         turns: &'a Semaphore,
+        shutdown: &'a CancellationToken,
     ) -> Self {
         let (lanes, active, ready) = (HashMap::new(), FuturesUnordered::new(), VecDeque::new());
-        Self { gateway, tenant, events, running, turns, lanes, active, ready }
+        Self { gateway, tenant, events, running, turns, shutdown, lanes, active, ready }
     }
 
     /// Runs what comes from `queue` until the client is gone or, between turns, the server drains.
-    pub(super) async fn run(
-        mut self,
-        mut queue: mpsc::Receiver<Queued>,
-        shutdown: &CancellationToken,
-    ) -> End {
+    pub(super) async fn run(mut self, mut queue: mpsc::Receiver<Queued>) -> End {
+        let shutdown = self.shutdown;
         loop {
             let handled = tokio::select! {
                 Some(done) = self.active.next(), if !self.active.is_empty() => self.ended(done).await,
@@ -184,7 +184,7 @@ impl<'a> Lanes<'a> {
         loop {
             let n_active = self.active.len();
             let state = self.lanes.entry(lane.clone()).or_default();
-            if state.is_busy {
+            if state.is_busy || self.shutdown.is_cancelled() {
                 return Ok(());
             }
             if n_active >= self.gateway.config().max_active_lanes && !state.queue.is_empty() {
@@ -212,7 +212,9 @@ impl<'a> Lanes<'a> {
 
     fn start(&mut self, lane: Lane, create: Create) {
         let parent = create.previous_response_id.clone();
-        let latest = parent.as_deref().and_then(|id| self.latest(id));
+        // One that was deleted is not there for its own connection either.
+        let latest = parent.as_deref().filter(|id| !self.gateway.store().is_deleted(id));
+        let latest = latest.and_then(|id| self.latest(id));
         let response_id = new_id("resp");
         let (gateway, running, turns) = (self.gateway, self.running, self.turns);
         let tenant = Arc::clone(&self.tenant);
@@ -251,7 +253,12 @@ impl<'a> Lanes<'a> {
                 self.refuse(&error, &lane).await?;
             }
         }
-        self.advance(lane).await?;
+        // Lanes that have waited for a place come first.
+        if self.ready.is_empty() {
+            self.advance(lane).await?;
+        } else if self.lanes.get(&lane).is_some_and(|state| !state.queue.is_empty()) {
+            self.ready.push_back(lane);
+        }
         while self.active.len() < self.gateway.config().max_active_lanes {
             let Some(lane) = self.ready.pop_front() else { break };
             self.advance(lane).await?;
@@ -267,6 +274,7 @@ impl<'a> Lanes<'a> {
     }
 
     async fn refuse(&mut self, error: &ApiError, lane: &Lane) -> Result<(), End> {
-        self.events.send(refused(error, lane)).await.map_err(|_| End::Client)
+        let sent = self.events.send_timeout(refused(error, lane), self.gateway.config().slow_reader).await;
+        sent.map_err(|_| End::Close(close_code::POLICY, "the client does not read"))
     }
 }
