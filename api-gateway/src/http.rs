@@ -26,6 +26,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use crate::background::Ends;
 use crate::emit::{EventSink, new_id};
 use crate::error::ApiError;
 use crate::metrics as names;
