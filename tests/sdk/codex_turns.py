@@ -59,7 +59,7 @@ async def connection_limit(binary, folder, cluster):
     forces = proxy.Forces("exec_command", {"cmd": f"sleep 2; {COMMAND}"})
     async with proxy.Proxy(cluster.port, forces) as seen:
         ran = await codex.run(binary, folder, seen.base_url, "Run the tool.", model=cluster.model)
-    expect(ran.code == 0 and ran.answer and seen.upgrades == 2 and not seen.posts, ran, seen)
+    expect(ran.code == 0 and ran.answer and seen.upgrades >= 2 and not seen.posts, ran, seen)
     again = seen.bodies[-1]
     outputs = [item for item in again["input"] if item["type"] == "function_call_output"]
     expect(not again.get("previous_response_id") and len(outputs) == 1 and len(again["input"]) > 2, ran, seen)
