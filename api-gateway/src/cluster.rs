@@ -212,10 +212,11 @@ impl ClusterClient {
     pub(crate) fn holds(&self, worker: &v1::WorkerRef, hash: &[u8; 32]) {
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         // What is forgotten here is only sent once more.
-        if known.grammars.len() >= MAX_WORKERS_WITH_GRAMMARS {
+        let worker = (worker.id.clone(), worker.epoch);
+        if known.grammars.len() >= MAX_WORKERS_WITH_GRAMMARS && !known.grammars.contains_key(&worker) {
             known.grammars.clear();
         }
-        let held = known.grammars.entry((worker.id.clone(), worker.epoch)).or_default();
+        let held = known.grammars.entry(worker).or_default();
         if held.len() >= MAX_GRAMMARS {
             held.clear();
         }

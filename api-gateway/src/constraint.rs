@@ -89,7 +89,7 @@ pub(crate) fn constraint(
     let calls = calls(create, tools)?;
     if calls.allowed.is_empty() {
         let compile = |schema: String| {
-            compiled(gateway, answer(&schema)).map_err(|why| ApiError::bad_value("text.format.schema", why))
+            compiled(gateway, &answer(&schema)).map_err(|why| ApiError::bad_value("text.format.schema", why))
         };
         return schema.map(compile).transpose();
     }
@@ -148,7 +148,7 @@ fn answer_schema(gateway: &Gateway, create: &Create) -> Result<Option<String>, A
     match &create.text.format {
         Format::Text => Ok(None),
         Format::JsonObject => Ok(Some(ANY_OBJECT.to_owned())),
-        Format::JsonSchema { schema, strict } => match compiled(gateway, answer(schema)) {
+        Format::JsonSchema { schema, strict } => match compiled(gateway, &answer(schema)) {
             Ok(_) => Ok(Some(schema.clone())),
             Err(_) if !strict => Ok(Some(ANY_OBJECT.to_owned())),
             Err(why) => Err(ApiError::bad_value("text.format.schema", why)),
@@ -165,14 +165,14 @@ fn of_calls(
     grammar: impl Fn(&[&Tool]) -> String,
 ) -> Result<Constraint, ApiError> {
     let shown: Vec<&Tool> = allowed.iter().map(|&idx| &tools.shown[idx]).collect();
-    if let Ok(constraint) = compiled(gateway, grammar(&shown)) {
+    if let Ok(constraint) = compiled(gateway, &grammar(&shown)) {
         return Ok(constraint);
     }
     let format = gateway.text().prompts.format();
     let mut usable = Vec::with_capacity(allowed.len());
     for &idx in allowed {
         let (mut tool, param) = (tools.shown[idx].clone(), &tools.offered[idx].param);
-        let alone = |tool: &Tool| compiled(gateway, format.grammar(&[tool], Choice::Calls(1), None));
+        let alone = |tool: &Tool| compiled(gateway, &format.grammar(&[tool], Choice::Calls(1), None));
         if let Err(why) = alone(&tool) {
             match &mut tool.input {
                 Input::Json { schema, strict: false } => *schema = ANY_OBJECT.to_owned(),
@@ -187,7 +187,7 @@ fn of_calls(
         usable.push(tool);
     }
     let usable: Vec<&Tool> = usable.iter().collect();
-    compiled(gateway, grammar(&usable)).map_err(|why| ApiError::bad_value("tools", why))
+    compiled(gateway, &grammar(&usable)).map_err(|why| ApiError::bad_value("tools", why))
 }
 
 /// What is wrong with a client's own grammar, with its place in that.
@@ -196,11 +196,10 @@ fn alone_error(gateway: &Gateway, form: &TextGrammar) -> Result<(), String> {
         TextGrammar::Lark(source) => source.clone(),
         TextGrammar::Regex(pattern) => model::grammar::source::regex(pattern),
     };
-    compiled(gateway, source).map(|_| ())
+    compiled(gateway, &source).map(|_| ())
 }
 
-fn compiled(gateway: &Gateway, grammar: String) -> Result<Constraint, String> {
-    gateway.text().grammars.compile(&grammar).map_err(|error| error.to_string())?;
-    let hash = *blake3::hash(grammar.as_bytes()).as_bytes();
-    Ok(Constraint { grammar: grammar.into(), hash, trigger: None })
+fn compiled(gateway: &Gateway, grammar: &str) -> Result<Constraint, String> {
+    let grammar = gateway.text().grammars.compile(grammar).map_err(|error| error.to_string())?;
+    Ok(Constraint { grammar: grammar.source(), hash: *grammar.hash(), trigger: None })
 }

@@ -320,7 +320,7 @@ impl<'a> Run<'a> {
                 _ => break result.map_err(failure)?,
             }
         };
-        if let Some(form) = form {
+        if let Some(form) = form.filter(|_| sent.spelling == Spelling::Full) {
             cluster.holds(&decode, form.hash());
         }
         Ok(Running { stream, worker: decode, _counted: counted })

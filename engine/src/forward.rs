@@ -20,10 +20,8 @@ use crate::weights::{Layer, Weights};
 /// Fewer tokens than this are not worth a parallel region between the products.
 const MIN_TOKENS_TO_SPLIT: usize = 3;
 
-/// Tokens that pass the feed-forward layer together, at most: 168 x 3072 x 4 B = 2 MB.
+/// Tokens that pass the feed-forward layer together, at most about: 168 x 3072 x 4 B = 2 MB.
 const FFN_TOKENS: usize = 168;
-/// The widest tile of a product.
-const TILE_TOKENS: usize = 12;
 
 /// Why a step was refused; nothing was written.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -262,10 +260,7 @@ impl Forward {
     fn add_feed_forward(&mut self, layer: &Layer) {
         let shape = &self.weights.shape;
         let (scratch, isa, width) = (&mut self.scratch, self.workers.isa, shape.d_ffn);
-        let n_tokens = scratch.x.len() / shape.d_model;
-        // Parts of the same length, as each reads all weights.
-        let n_part = n_tokens.div_ceil(n_tokens.div_ceil(FFN_TOKENS).max(1));
-        let n_part = n_part.next_multiple_of(TILE_TOKENS).max(TILE_TOKENS);
+        let n_part = linear::part_tokens(scratch.x.len() / shape.d_model, FFN_TOKENS);
         for x in scratch.x.chunks_mut(n_part * shape.d_model) {
             let n_tokens = x.len() / shape.d_model;
             self.workers.norm(x, &layer.ffn_norm, shape.rms_eps, &mut scratch.prepared);

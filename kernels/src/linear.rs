@@ -32,6 +32,16 @@ use pack::Packed;
 /// Inputs that share one activation scale; also the block length of the 4-bit and 8-bit weight types.
 pub const BLOCK_LEN: usize = 32;
 
+/// Tokens that one pass over a group's weights serves at most, where there are 32 registers.
+const WIDEST_TILE: usize = 12;
+
+/// How many of `n_tokens` are worked on together when `most` of them, about, fit a cache: parts of the same length, as each
+/// reads all weights, and of whole tiles. At least one tile.
+pub fn part_tokens(n_tokens: usize, most: usize) -> usize {
+    let n_parts = n_tokens.div_ceil(most).max(1);
+    n_tokens.div_ceil(n_parts).next_multiple_of(WIDEST_TILE).max(WIDEST_TILE)
+}
+
 /// Why weights cannot become a layer.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Error {

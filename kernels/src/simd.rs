@@ -6,11 +6,22 @@
 
 use half::{bf16, f16};
 
+/// One intrinsic without memory access, for the modules of x86-64.
+#[cfg(target_arch = "x86_64")]
+macro_rules! op {
+    ($intrinsic:ident $(::<{ $c:expr }>)? ($($arg:expr),*)) => {
+        // SAFETY: the token proves that the instruction exists, or every processor has it; it reads no memory.
+        unsafe { x86::$intrinsic $(::<{ $c }>)? ($($arg),*) }
+    };
+}
+
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod avx2;
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod avx512;
 mod portable;
+#[cfg(target_arch = "x86_64")]
+mod sse2;
 #[cfg(test)]
 mod tests;
 

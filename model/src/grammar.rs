@@ -106,18 +106,19 @@ struct Compiled {
 #[derive(Clone)]
 pub struct Grammar {
     source: Arc<str>,
+    hash: blake3::Hash,
     /// At its start; nothing has consumed by it.
     start: Arc<TokenParser>,
 }
 
 impl Compiled {
-    fn keep(&mut self, hash: blake3::Hash, grammar: &Grammar) {
+    fn keep(&mut self, grammar: &Grammar) {
         let n_bytes = grammar.start.parser.lexer_stats().num_bytes + grammar.source.len();
         if self.grammars.len() >= MAX_COMPILED || self.n_bytes + n_bytes > MAX_COMPILED_BYTES {
             *self = Self::default();
         }
         self.n_bytes += n_bytes;
-        self.grammars.insert(hash, grammar.clone());
+        self.grammars.insert(grammar.hash, grammar.clone());
     }
 }
 
@@ -164,8 +165,8 @@ impl GrammarEngine {
             RecvTimeoutError::Timeout => Error::TooSlow,
             RecvTimeoutError::Disconnected => Error::Failed("compiling it was interrupted".to_owned()),
         })??;
-        let grammar = Grammar { source, start: Arc::new(start) };
-        self.compiled.lock().unwrap_or_else(PoisonError::into_inner).keep(hash, &grammar);
+        let grammar = Grammar { source, hash, start: Arc::new(start) };
+        self.compiled.lock().unwrap_or_else(PoisonError::into_inner).keep(&grammar);
         Ok(grammar)
     }
 
@@ -260,6 +261,11 @@ impl Grammar {
     /// What it was compiled from.
     pub fn source(&self) -> Arc<str> {
         Arc::clone(&self.source)
+    }
+
+    /// BLAKE3 of its source: what [`GrammarEngine::known`] finds it by.
+    pub fn hash(&self) -> &[u8; 32] {
+        self.hash.as_bytes()
     }
 
     /// Follows one output from its beginning. What other matchers run into does not touch it.

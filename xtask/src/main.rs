@@ -1,5 +1,6 @@
 //! Commands longer than one line: `cargo xtask ci` runs what CI runs, `cargo xtask fuzz <gguf|safetensors> [--seconds 60]
-//! [--seed 1]` opens mutated model files, `cargo xtask fuzz <frames|bodies>` sends a cluster damaged requests, `cargo xtask compare-llama-cpp MODEL.gguf` measures the engine against llama.cpp.
+//! [--seed 1]` opens mutated model files, `cargo xtask fuzz <frames|bodies>` sends a cluster damaged requests, `cargo xtask
+//! compare-llama-cpp MODEL.gguf` measures the engine against llama.cpp.
 
 mod compare;
 
@@ -23,13 +24,13 @@ fn main() -> anyhow::Result<()> {
     let args: Vec<String> = std::env::args().skip(1).collect();
     match args.split_first() {
         Some((command, [])) if command == "ci" => {
-            CI.iter().try_for_each(|(what, args)| run(what, args.iter().copied()))
+            CI.iter().try_for_each(|(what, args)| run(what, args.iter().copied(), &[]))
         }
         Some((command, [target, rest @ ..])) if command == "fuzz" && REQUESTS.contains(&target.as_str()) => {
             fuzz_requests(target, rest)
         }
         Some((command, rest)) if command == "fuzz" => {
-            run("fuzz", FUZZ.into_iter().chain(rest.iter().map(String::as_str)))
+            run("fuzz", FUZZ.into_iter().chain(rest.iter().map(String::as_str)), &[])
         }
         Some((command, rest)) if command == "compare-llama-cpp" => compare::run(rest),
         _ => bail!(
@@ -51,11 +52,7 @@ fn fuzz_requests(target: &str, options: &[String]) -> anyhow::Result<()> {
     }
     let test = format!("fuzz::{target}");
     let args = ["test", "--locked", "-p", "tests", "--test", "e2e", "--", "--exact", &test, "--nocapture"];
-    let status = cargo().args(args).envs(settings).status().context("cargo test did not start")?;
-    if !status.success() {
-        bail!("fuzz: {target} failed");
-    }
-    Ok(())
+    run("fuzz", args.into_iter(), &settings)
 }
 
 /// Cargo, without what the one that runs this told about this crate: build scripts would take it for a change and run again.
@@ -70,9 +67,13 @@ fn cargo() -> Command {
     cargo
 }
 
-fn run<'a>(what: &str, args: impl Iterator<Item = &'a str>) -> anyhow::Result<()> {
+fn run<'a>(what: &str, args: impl Iterator<Item = &'a str>, settings: &[(&str, &str)]) -> anyhow::Result<()> {
     let args: Vec<&str> = args.collect();
-    let status = cargo().args(&args).status().with_context(|| format!("cargo {} did not start", args[0]))?;
+    let status = cargo()
+        .args(&args)
+        .envs(settings.iter().copied())
+        .status()
+        .with_context(|| format!("cargo {} did not start", args[0]))?;
     if !status.success() {
         bail!("{what}: cargo {} failed", args.join(" "));
     }

@@ -1,4 +1,5 @@
-//! The gateway's CPU time, tokenized tokens and bytes of one turn that adds 1 KB to histories of 1, 32 and 256 KB.
+//! The gateway's CPU time, tokenized tokens and bytes of one turn that adds 1 KB to histories of 1, 32 and 256 KB; then what
+//! token events and idle connections cost (`streams`).
 //!
 //! ```text
 //! client (main thread) ──WebSocket──▶ gateway (own threads, measured) ──gRPC──▶ stand-in router and worker (a thread)

@@ -3,6 +3,8 @@
 use std::io::{self, Write};
 use std::time::Duration;
 
+use crate::standin::ANSWER_TOKENS;
+
 /// CPU time of a turn may differ this much between the largest and the smallest history.
 const FLAT: f64 = 1.25;
 /// CPU time that a turn may take, in microseconds.
@@ -38,9 +40,6 @@ pub(crate) struct Sample {
     pub(crate) irregular: u64,
 }
 
-/// Tokens of each answer.
-const ANSWER_TOKENS: f64 = 8.0;
-
 fn median(samples: &[Sample], of: impl Fn(&Sample) -> f64) -> f64 {
     let mut values: Vec<f64> = samples.iter().map(of).collect();
     values.sort_by(f64::total_cmp);
@@ -69,7 +68,7 @@ pub(crate) fn print(
         writeln!(
             out,
             "{kb:>4} KB: {:.1} us more for each token that comes alone; {first_ms:.2} ms for the turn that made the history",
-            streamed / ANSWER_TOKENS
+            streamed / ANSWER_TOKENS as f64
         )?;
     }
     verdicts(out, histories, delta_bytes as f64, resent_bytes as f64)

@@ -25,6 +25,7 @@ use tonic::{Request, Response, Status};
 
 /// Words of each answer; with the token that ends it there are eight.
 const ANSWER: &str = "one two three four five six seven";
+/// Tokens of an answer, unless another length is set.
 pub(crate) const ANSWER_TOKENS: usize = 8;
 
 /// A running stand-in.

@@ -5,8 +5,9 @@ use std::ops::Range;
 use half::{bf16, f16};
 
 use super::{
-    BLOCK_LEN, Halves, Packed, Part, QuantBlock, Share, Write,
+    BLOCK_LEN, Halves, Packed, Part, QuantBlock, Share, WIDEST_TILE, Write,
     pack::{Blocks, Layout},
+    part_tokens,
 };
 use crate::{
     quant::DType,
@@ -46,7 +47,7 @@ trait Format {
     const N_SCALES: usize = 1;
     /// Tokens of the widest tile: dot products and sums of 12, and what a few inputs need, fill 32 registers; 8 are too
     /// few to hide what a dot product takes. Halves with scales of their own need sums of their own.
-    const MAX_TILE: usize = if Self::N_SCALES == 1 { 12 } else { 8 };
+    const MAX_TILE: usize = if Self::N_SCALES == 1 { WIDEST_TILE } else { 8 };
     /// Register i holds inputs 4i..4i+4 of the block.
     #[inline(always)]
     fn unpack<S: Simd>(s: S, lines: &[Line]) -> [S::B; 8] {
@@ -196,9 +197,7 @@ fn quantized<S: Simd, F: Format>(s: S, share: &Share<'_>, part: &Part, w: &Block
     let n_factors = n_blocks * F::LAYOUT.n_factors;
     let tokens: Vec<&[QuantBlock]> = share.input.blocks.chunks_exact(n_blocks).collect();
     let n_fitting = SLAB_BYTES / (n_blocks * size_of::<QuantBlock>());
-    // Slabs of the same length, as each reads all weights, and of whole tiles.
-    let n_slabs = tokens.len().div_ceil(n_fitting.clamp(24, MAX_SLAB_TOKENS));
-    let slab_tokens = tokens.len().div_ceil(n_slabs.max(1)).next_multiple_of(12).max(12);
+    let slab_tokens = part_tokens(tokens.len(), n_fitting.clamp(2 * WIDEST_TILE, MAX_SLAB_TOKENS));
     for (slab, tokens) in tokens.chunks(slab_tokens).enumerate() {
         let tiles = arranged::<S, F>(tokens, n_blocks);
         for group in groups.clone() {
@@ -223,7 +222,7 @@ fn quantized<S: Simd, F: Format>(s: S, share: &Share<'_>, part: &Part, w: &Block
 #[inline(always)]
 fn tile_len<S: Simd, F: Format>(n_left: usize) -> usize {
     match n_left {
-        12.. if S::N_REGISTERS == 32 => F::MAX_TILE,
+        WIDEST_TILE.. if S::N_REGISTERS == 32 => F::MAX_TILE,
         _ if S::N_REGISTERS == 32 => n_left.min(8),
         0..4 => 1,
         _ => 4,
@@ -266,7 +265,7 @@ fn quantized_tile_of<S: Simd, F: Format>(
         6 => place.write(s, quantized_tile::<S, F, 6>(s, w, x)),
         7 => place.write(s, quantized_tile::<S, F, 7>(s, w, x)),
         8 => place.write(s, quantized_tile::<S, F, 8>(s, w, x)),
-        _ => place.write(s, quantized_tile::<S, F, 12>(s, w, x)),
+        _ => place.write(s, quantized_tile::<S, F, WIDEST_TILE>(s, w, x)),
     }
 }
 

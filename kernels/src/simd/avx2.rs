@@ -5,7 +5,7 @@ use std::arch::x86_64 as x86;
 
 use half::{bf16, f16};
 
-use super::{LANES, Line, Simd, reduce_256};
+use super::{LANES, Line, Simd, reduce_256, sse2};
 
 /// Proof that the machine has AVX2, FMA and F16C, and AVX-VNNI where `VNNI`.
 #[derive(Debug, Clone, Copy)]
@@ -23,14 +23,6 @@ impl Avx2<true> {
     pub(crate) fn new() -> Self {
         Self(())
     }
-}
-
-/// One intrinsic without memory access.
-macro_rules! op {
-    ($intrinsic:ident $(::<{ $c:expr }>)? ($($arg:expr),*)) => {
-        // SAFETY: the token proves that the instruction exists; it reads no memory.
-        unsafe { x86::$intrinsic $(::<{ $c }>)? ($($arg),*) }
-    };
 }
 
 /// The same intrinsic on both halves.
@@ -70,8 +62,7 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
     }
     #[inline(always)]
     fn prefetch<T>(self, at: *const T) {
-        // SAFETY: the token proves the instruction, which never fails, whatever the address.
-        unsafe { x86::_mm_prefetch::<{ x86::_MM_HINT_T0 }>(at.cast()) };
+        sse2::prefetch(at);
     }
     #[inline(always)]
     fn load_f16(self, from: &[f16; LANES]) -> Self::F {
@@ -176,15 +167,7 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
     }
     #[inline(always)]
     fn sum_i8(self, x: &[i8; LANES]) -> i32 {
-        // SAFETY: the token proves the instruction; the array covers 16 bytes.
-        let bytes = unsafe { x86::_mm_loadu_si128(x.as_ptr().cast()) };
-        // Sums exist for unsigned bytes only: 128 is added to each, and taken from the sum again.
-        let (shift, zero) = (op!(_mm_set1_epi8(-128)), op!(_mm_setzero_si128()));
-        let unsigned = op!(_mm_xor_si128(bytes, shift));
-        let sums = op!(_mm_sad_epu8(unsigned, zero));
-        let second = op!(_mm_unpackhi_epi64(sums, sums));
-        let sum = op!(_mm_add_epi64(sums, second));
-        op!(_mm_cvtsi128_si32(sum)) - 128 * LANES as i32
+        sse2::sum_i8(x)
     }
     #[inline(always)]
     fn sum(self, v: Self::F) -> f32 {
