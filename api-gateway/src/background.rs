@@ -6,9 +6,9 @@ use std::time::{Duration, Instant};
 
 use dashmap::DashMap;
 use tokio::sync::watch;
-use tokio_util::sync::CancellationToken;
 
 use crate::error::ApiError;
+use crate::turn::{Partial, Stop};
 use crate::wire::Event;
 
 /// How long the events of a finished response can be read again.
@@ -18,7 +18,7 @@ const KEPT_FOR: Duration = Duration::from_secs(600);
 #[derive(Debug)]
 pub(crate) struct EventLog {
     tenant: Arc<str>,
-    cancel: CancellationToken,
+    stop: Stop,
     state: Mutex<State>,
     /// Counts events, so that readers can wait for the next one.
     n_events: watch::Sender<usize>,
@@ -35,14 +35,18 @@ struct State {
 }
 
 impl EventLog {
-    /// Keeps an event.
+    /// Keeps an event. Once they have become too large, only the last one of the response is kept.
     ///
     /// # Errors
-    /// When the events together have become too large.
+    /// When the events together have just become too large.
     pub(crate) fn push(&self, event: Event) -> Result<(), ApiError> {
         let mut state = self.state();
+        let was_full = state.n_bytes > self.max_bytes;
         state.n_bytes += event.json.len();
-        if state.n_bytes > self.max_bytes {
+        if state.n_bytes > self.max_bytes && !event.is_terminal() {
+            if was_full {
+                return Ok(());
+            }
             return Err(ApiError::internal("the response has become too large to be kept"));
         }
         if let Some(response) = event.response() {
@@ -61,8 +65,9 @@ impl EventLog {
         self.n_events.send_modify(|_| {});
     }
 
-    pub(crate) fn cancellation(&self) -> &CancellationToken {
-        &self.cancel
+    /// Stops the turn.
+    pub(crate) fn stop(&self) -> &Stop {
+        &self.stop
     }
 
     /// The response object as it is now.
@@ -143,7 +148,7 @@ impl Background {
         }
         let log = Arc::new(EventLog {
             tenant: Arc::clone(tenant),
-            cancel: CancellationToken::new(),
+            stop: Stop::default(),
             state: Mutex::default(),
             n_events: watch::Sender::new(0),
             max_bytes: self.max_bytes,
@@ -161,7 +166,7 @@ impl Background {
     /// Forgets a response.
     pub(crate) fn remove(&self, id: &str) {
         if let Some((_, log)) = self.logs.remove(id) {
-            log.cancel.cancel();
+            log.stop.stop(Partial::Discard);
         }
     }
 }

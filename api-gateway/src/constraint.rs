@@ -25,6 +25,11 @@ pub(crate) struct Constraint {
 }
 
 impl Constraint {
+    /// Whether it rules the output from its first token on.
+    pub(crate) fn is_forced(&self) -> bool {
+        self.trigger.is_none()
+    }
+
     /// BLAKE3 of the grammar's source.
     pub(crate) fn hash(&self) -> &[u8; 32] {
         &self.hash
@@ -62,7 +67,10 @@ pub(crate) fn is_slow(create: &Create, tools: &Tools) -> bool {
     let is_free = matches!(create.text.format, Format::Text);
     match create.tool_choice {
         ToolChoice::None => !is_free,
-        ToolChoice::Auto => !is_free || !(tools.shown.is_empty() || tools.lazy.get().is_some()),
+        ToolChoice::Auto => {
+            let is_known = create.parallel_tool_calls && tools.lazy.get().is_some();
+            !is_free || !(tools.shown.is_empty() || is_known)
+        }
         ToolChoice::Required | ToolChoice::Named(_) | ToolChoice::Allowed { .. } => true,
     }
 }
@@ -93,20 +101,24 @@ pub(crate) fn constraint(
         };
         return schema.map(compile).transpose();
     }
-    let is_usual = schema.is_none() && !calls.is_forced && calls.allowed.len() == tools.shown.len();
+    let is_usual = schema.is_none()
+        && !calls.is_forced
+        && calls.allowed.len() == tools.shown.len()
+        && create.parallel_tool_calls;
     if let Some(known) = tools.lazy.get().filter(|_| is_usual) {
         return Ok(Some(known.clone()));
     }
     let format = gateway.text().prompts.format();
     let choice = match (&schema, calls.is_forced) {
-        (None, false) => Choice::Lazy,
+        (None, false) if create.parallel_tool_calls => Choice::Lazy,
+        (None, false) => Choice::LazyOnce,
         _ => Choice::Calls(calls.most),
     };
     // Where a form for answers is given, a call is one more possibility, unless there must be one.
     let answer = schema.as_deref().filter(|_| !calls.is_forced);
     let mut constraint =
         of_calls(gateway, tools, &calls.allowed, |tools| format.grammar(tools, choice, answer))?;
-    if choice == Choice::Lazy {
+    if matches!(choice, Choice::Lazy | Choice::LazyOnce) {
         constraint.trigger = Some(format.trigger());
     }
     if is_usual {

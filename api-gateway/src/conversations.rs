@@ -1,21 +1,29 @@
 //! Conversations that clients name: lists of items that responses read before they begin and add to when they end.
 //!
 //! A turn of a conversation is an ordinary turn whose input begins with all of its items. It costs no more than a
-//! continuation: what was said before is recognized by its content.
+//! continuation: the response that the items have led to is its parent.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use dashmap::DashMap;
 
 use crate::emit::{new_id, unix_now};
 use crate::error::ApiError;
+use crate::history::Entry;
+use crate::store::Stored;
 
 /// An item of a conversation.
 #[derive(Debug, Clone)]
 pub(crate) struct ListedItem {
     pub(crate) id: String,
     pub(crate) json: Arc<str>,
+}
+
+impl From<Entry> for ListedItem {
+    fn from(entry: Entry) -> Self {
+        Self { id: entry.id, json: entry.json }
+    }
 }
 
 /// One conversation.
@@ -32,6 +40,18 @@ struct State {
     items: Vec<ListedItem>,
     n_bytes: usize,
     metadata: BTreeMap<String, String>,
+    /// The response that the first so many items have led to.
+    latest: Option<(Weak<Stored>, usize)>,
+}
+
+/// What a turn of a conversation continues.
+#[derive(Debug)]
+pub(crate) struct Continued {
+    /// The response that holds all items but the `newer` ones.
+    pub(crate) latest: Option<Arc<Stored>>,
+    pub(crate) newer: Vec<ListedItem>,
+    /// How many items there are.
+    pub(crate) n_items: usize,
 }
 
 impl Conversation {
@@ -39,21 +59,40 @@ impl Conversation {
         self.state().items.clone()
     }
 
+    /// What the next turn continues. O(items since the last turn).
+    pub(crate) fn continued(&self) -> Continued {
+        let state = self.state();
+        // What the store has let go is read again, item by item.
+        let latest = state.latest.as_ref().and_then(|(latest, n_items)| Some((latest.upgrade()?, *n_items)));
+        let (latest, from) = latest.map_or((None, 0), |(latest, n_items)| (Some(latest), n_items));
+        Continued { latest, newer: state.items[from..].to_vec(), n_items: state.items.len() }
+    }
+
+    /// Adds what a turn brought and made, which has begun after `n_before` items.
+    ///
+    /// # Errors
+    /// When the conversation would become larger than `max_bytes`.
+    pub(crate) fn answered(
+        &self,
+        items: Vec<ListedItem>,
+        stored: &Arc<Stored>,
+        n_before: usize,
+        max_bytes: usize,
+    ) -> Result<(), ApiError> {
+        let mut state = self.state();
+        // Another turn may have run beside this one, or an item was removed: then no response holds all of it.
+        let holds_all = state.items.len() == n_before;
+        state.append(items, max_bytes)?;
+        state.latest = holds_all.then(|| (Arc::downgrade(stored), state.items.len()));
+        Ok(())
+    }
+
     /// Adds items at the end.
     ///
     /// # Errors
     /// When the conversation would become larger than `max_bytes`.
     pub(crate) fn append(&self, items: Vec<ListedItem>, max_bytes: usize) -> Result<(), ApiError> {
-        let mut state = self.state();
-        let n_bytes: usize = items.iter().map(|item| item.json.len()).sum();
-        if state.n_bytes + n_bytes > max_bytes {
-            let message =
-                format!("the conversation would hold more than {max_bytes} bytes: start another one");
-            return Err(ApiError::invalid("conversation_too_large", message));
-        }
-        state.n_bytes += n_bytes;
-        state.items.extend(items);
-        Ok(())
+        self.state().append(items, max_bytes)
     }
 
     /// Removes an item; false when there is none with this id.
@@ -62,6 +101,7 @@ impl Conversation {
         let Some(idx) = state.items.iter().position(|item| item.id == id) else { return false };
         let item = state.items.remove(idx);
         state.n_bytes -= item.json.len();
+        state.latest = None;
         true
     }
 
@@ -75,6 +115,20 @@ impl Conversation {
 
     fn state(&self) -> std::sync::MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    fn append(&mut self, items: Vec<ListedItem>, max_bytes: usize) -> Result<(), ApiError> {
+        let n_bytes: usize = items.iter().map(|item| item.json.len()).sum();
+        if self.n_bytes + n_bytes > max_bytes {
+            let message =
+                format!("the conversation would hold more than {max_bytes} bytes: start another one");
+            return Err(ApiError::invalid("conversation_too_large", message));
+        }
+        self.n_bytes += n_bytes;
+        self.items.extend(items);
+        Ok(())
     }
 }
 

@@ -9,7 +9,9 @@ use tokio::sync::mpsc;
 use crate::background::EventLog;
 use crate::error::ApiError;
 use crate::prepare::Prepared;
+use crate::seal::Seal;
 use crate::state::Gateway;
+use crate::thought::Thought;
 use crate::wire::{
     At, BatonTurn, Body, Create, Event, Lane, Logprob, OutputItem, ResponseView, Shown, Status, Usage,
     terminal_kind,
@@ -32,7 +34,10 @@ pub(crate) struct Emitter<'a> {
     create: &'a Create,
     prepared: &'a Prepared,
     model: &'a str,
+    seal: &'a Seal,
     heartbeat: Duration,
+    /// When the last event went out.
+    last_sent: tokio::time::Instant,
     patience: Duration,
     sink: EventSink,
     id: String,
@@ -70,7 +75,9 @@ impl<'a> Emitter<'a> {
             create,
             prepared,
             model: &gateway.text().name,
+            seal: gateway.seal(),
             heartbeat: config.heartbeat,
+            last_sent: tokio::time::Instant::now(),
             patience: config.slow_reader,
             sink,
             id: prepared.response_id.clone(),
@@ -97,6 +104,11 @@ impl<'a> Emitter<'a> {
         self.first_output
     }
 
+    /// The response goes on with a prompt that was made anew.
+    pub(crate) fn goes_on(&mut self, create: &'a Create, prepared: &'a Prepared) {
+        (self.create, self.prepared) = (create, prepared);
+    }
+
     /// The items so far.
     pub(crate) fn items(&self) -> &[OutputItem] {
         &self.items
@@ -112,13 +124,18 @@ impl<'a> Emitter<'a> {
         self.response_event("response.in_progress", &IN_PROGRESS).await
     }
 
-    /// Waits for `work`, repeating `response.in_progress` so that nobody takes the silence for death.
+    /// Waits for `work`, repeating `response.in_progress` so that nobody takes the silence for death: also when work is
+    /// done all the time and brings no events.
     pub(crate) async fn waiting<T>(&mut self, work: impl Future<Output = T>) -> Result<T, ApiError> {
         let mut work = std::pin::pin!(work);
         loop {
-            match tokio::time::timeout(self.heartbeat, &mut work).await {
-                Ok(done) => return Ok(done),
-                Err(_) => self.response_event("response.in_progress", &IN_PROGRESS).await?,
+            let silent_until = self.last_sent + self.heartbeat;
+            if self.begun && tokio::time::Instant::now() >= silent_until {
+                self.response_event("response.in_progress", &IN_PROGRESS).await?;
+                continue;
+            }
+            if let Ok(done) = tokio::time::timeout_at(silent_until, &mut work).await {
+                return Ok(done);
             }
         }
     }
@@ -136,7 +153,7 @@ impl<'a> Emitter<'a> {
             Piece::Reasoning(delta) => {
                 if !matches!(self.open_item(), Some(Body::Reasoning { .. })) {
                     let shown = self.shows_reasoning();
-                    self.open(Body::Reasoning { text: String::new(), shown }).await?;
+                    self.open(Body::Reasoning { text: String::new(), shown, sealed: None }).await?;
                 }
                 self.grow(&delta, Vec::new()).await
             }
@@ -158,6 +175,11 @@ impl<'a> Emitter<'a> {
         }
         let output_index = self.items.len() - 1;
         self.items[output_index].status = status;
+        if let Body::Reasoning { text, sealed, .. } = &mut self.items[output_index].body
+            && self.create.include.sealed_reasoning
+        {
+            *sealed = Some(Thought { text: text.clone() }.sealed(self.seal, &self.prepared.tenant));
+        }
         let body = &self.items[output_index].body;
         let has_text =
             !matches!(body, Body::Compaction { .. } | Body::Reasoning { shown: Shown::Nothing, .. });
@@ -169,6 +191,13 @@ impl<'a> Emitter<'a> {
             self.item_event(output_index, Event::part_done).await?;
         }
         self.item_event(output_index, Event::item_done).await
+    }
+
+    /// Takes back the item that is still growing, if there is one.
+    pub(crate) fn discard(&mut self) {
+        if std::mem::take(&mut self.is_open) {
+            self.items.pop();
+        }
     }
 
     /// Opens an item and closes the one before.
@@ -283,7 +312,8 @@ impl<'a> Emitter<'a> {
     }
 
     /// Builds and sends one event, unless nobody wants it.
-    async fn send(&self, make: impl FnOnce(&Self) -> Event) -> Result<(), ApiError> {
+    async fn send(&mut self, make: impl FnOnce(&Self) -> Event) -> Result<(), ApiError> {
+        self.last_sent = tokio::time::Instant::now();
         let (sender, lane) = match &self.sink {
             EventSink::Stream(sender, lane) => (sender, lane),
             EventSink::Log(log) => return log.push(make(self)),

@@ -63,6 +63,7 @@ impl Entry {
             InputKind::Call { .. } => "fc",
             InputKind::Result { .. } => "fco",
             InputKind::Compaction { .. } => "cmp",
+            InputKind::Reasoning { .. } => "rs",
             _ => "msg",
         };
         let id = item.id.clone().filter(|id| !id.is_empty()).unwrap_or_else(|| id(prefix));
@@ -80,6 +81,11 @@ impl Entry {
 
     pub(crate) fn hash(&self) -> Option<ItemHash> {
         self.hash
+    }
+
+    /// The same item, which says nothing that was not said already.
+    pub(crate) fn silent(self) -> Self {
+        Self { hash: None, ..self }
     }
 
     /// An entry as it was kept: its hash and its call's id.
@@ -117,9 +123,11 @@ fn hash_of_input(kind: &InputKind) -> Option<ItemHash> {
         InputKind::Call { call_id, call } => hash(&["call", call_id, &call.name, &call.input]),
         InputKind::Result { call_id, text } => hash(&["result", call_id, text]),
         InputKind::Compaction { sealed, .. } => hash(&["compaction", sealed]),
-        InputKind::Tools(_) | InputKind::CompactionTrigger | InputKind::Reference(_) | InputKind::Silent => {
-            None
-        }
+        InputKind::Tools(_)
+        | InputKind::CompactionTrigger
+        | InputKind::Reasoning { .. }
+        | InputKind::Reference(_)
+        | InputKind::Silent => None,
     }
 }
 

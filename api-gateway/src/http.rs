@@ -6,7 +6,6 @@ mod conversations;
 mod listing;
 mod responses;
 
-use std::convert::Infallible;
 use std::sync::Arc;
 
 use axum::Router;
@@ -31,7 +30,7 @@ use crate::emit::{EventSink, new_id};
 use crate::error::ApiError;
 use crate::metrics as names;
 use crate::state::Gateway;
-use crate::turn::{Origin, run_turn};
+use crate::turn::{Origin, Stop, run_turn};
 use crate::wire::{Create, Event, parse_body, parse_counted};
 use crate::ws;
 
@@ -156,7 +155,7 @@ async fn background(app: App, create: Create, origin: Origin, stream: bool) -> R
     app.tasks.spawn(async move {
         let (_place, kept) = (place, Ends(kept));
         let sink = EventSink::Log(Arc::clone(&kept.0));
-        if let Err(error) = run_turn(&gateway, create, origin, sink, kept.0.cancellation()).await {
+        if let Err(error) = run_turn(&gateway, create, origin, sink, kept.0.stop()).await {
             let _ = refused.send(error);
         }
     });
@@ -194,7 +193,7 @@ impl App {
 
 async fn json(app: App, create: Create, origin: Origin) -> Result<Response, ApiError> {
     let _place = app.turns.try_acquire().map_err(|_| all_turns_taken())?;
-    let ended = run_turn(&app.gateway, create, origin, EventSink::Discard, &CancellationToken::new()).await?;
+    let ended = run_turn(&app.gateway, create, origin, EventSink::Discard, &Stop::default()).await?;
     metrics::counter!(names::CLIENT_BYTES_OUT).increment(ended.response.len() as u64);
     Ok(([(header::CONTENT_TYPE, "application/json")], ended.response).into_response())
 }
@@ -209,7 +208,7 @@ async fn sse(app: App, create: Create, origin: Origin) -> Result<Response, ApiEr
     let gone = reader.clone();
     app.tasks.spawn(async move {
         let _place = place;
-        let never = CancellationToken::new();
+        let never = Stop::default();
         let turn = run_turn(&app.gateway, create, origin, EventSink::Stream(sender, None), &never);
         let result = tokio::select! {
             result = turn => result,
@@ -229,8 +228,14 @@ async fn sse(app: App, create: Create, origin: Origin) -> Result<Response, ApiEr
             let _guard = &reader;
             frame(&event)
         })
-        .chain(futures::stream::once(async { Bytes::from_static(b"data: [DONE]\n\n") }))
-        .map(Ok::<_, Infallible>);
+        .map(Ok)
+        .chain(futures::stream::once(async move {
+            match refusal.await {
+                // Cut off, not done: whoever reads on must not take it for the end.
+                Ok(error) => Err(std::io::Error::other(error.to_string())),
+                Err(_) => Ok(Bytes::from_static(b"data: [DONE]\n\n")),
+            }
+        }));
     let headers = [(header::CONTENT_TYPE, "text/event-stream"), (header::CACHE_CONTROL, "no-cache")];
     Ok((headers, Body::from_stream(frames)).into_response())
 }

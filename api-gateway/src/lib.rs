@@ -18,6 +18,7 @@ mod prepare;
 mod seal;
 mod state;
 mod store;
+mod thought;
 mod turn;
 mod wire;
 mod ws;

@@ -14,6 +14,27 @@ use crate::wire::{Create, Logprob, ToolChoice};
 /// A piece of output; of text also how likely its tokens were, when that was asked for.
 pub(crate) type Part = (Piece, Vec<Logprob>);
 
+/// What the output is within.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Text,
+    /// Text that may turn out to be something else.
+    Held,
+    Reasoning,
+    Call,
+}
+
+impl Kind {
+    fn of(finder: &CallFinder) -> Self {
+        match finder {
+            _ if finder.is_reasoning() => Self::Reasoning,
+            _ if finder.holds_back() => Self::Held,
+            _ if finder.is_text() => Self::Text,
+            _ => Self::Call,
+        }
+    }
+}
+
 /// The output of one response while it is generated.
 #[derive(Debug)]
 pub(crate) struct Output<'a> {
@@ -22,6 +43,11 @@ pub(crate) struct Output<'a> {
     /// None: everything is text.
     finder: Option<CallFinder>,
     n_reasoning: usize,
+    n_tokens: usize,
+    /// Tokens before the item that is not complete yet.
+    item_from: usize,
+    /// Tokens before the text that is held back.
+    held_from: usize,
     /// Of tokens whose text has not been given on yet.
     logprobs: Vec<Logprob>,
 }
@@ -36,10 +62,24 @@ impl<'a> Output<'a> {
             _ => Arc::clone(&prepared.tools.shown),
         };
         let splits = !tools.is_empty() || prompts.format().knows_reasoning();
-        let finder = splits.then(|| CallFinder::new(Arc::clone(prompts.format()), tools, prompts.thinks()));
+        let finder = splits.then(|| CallFinder::new(Arc::clone(prompts.format()), tools, prepared.thinks));
         let tokenizer = &*gateway.text().tokenizer;
         let detokenizer = Detokenizer::new(tokenizer.byte_table());
-        Self { tokenizer, detokenizer, finder, n_reasoning: 0, logprobs: Vec::new() }
+        Self {
+            tokenizer,
+            detokenizer,
+            finder,
+            n_reasoning: 0,
+            n_tokens: 0,
+            item_from: 0,
+            held_from: 0,
+            logprobs: Vec::new(),
+        }
+    }
+
+    /// How many of the tokens stand before the item that is not complete yet.
+    pub(crate) fn n_complete(&self) -> usize {
+        self.item_from
     }
 
     /// Tokens of the output that are reasoning.
@@ -60,11 +100,26 @@ impl<'a> Output<'a> {
                     true
                 }
                 Some(finder) => {
-                    self.n_reasoning += usize::from(finder.is_reasoning());
+                    let (before, n_before) = (Kind::of(finder), pieces.len());
+                    self.n_reasoning += usize::from(before == Kind::Reasoning);
                     finder.push(id, text, &mut pieces);
+                    let ends = pieces[n_before..].iter().any(|piece| matches!(piece, Piece::End { .. }));
+                    let (after, at) = (Kind::of(finder), self.n_tokens);
+                    match (before, after) {
+                        _ if ends => self.item_from = at + 1,
+                        // What was held back has become something else.
+                        (Kind::Held, Kind::Reasoning | Kind::Call) => self.item_from = self.held_from,
+                        (Kind::Text, Kind::Reasoning | Kind::Call) => self.item_from = at,
+                        (Kind::Reasoning | Kind::Call, Kind::Text | Kind::Held) => self.item_from = at + 1,
+                        _ => {}
+                    }
+                    if before != Kind::Held {
+                        self.held_from = at;
+                    }
                     finder.is_text()
                 }
             };
+            self.n_tokens += 1;
             if let Some(logprobs) = tokens.logprobs.get(idx)
                 && is_text
                 && !self.tokenizer.is_end_of_turn(id)

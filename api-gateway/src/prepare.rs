@@ -2,10 +2,12 @@
 //! what is new.
 
 mod basis;
+mod items;
 mod render;
 
 use std::sync::Arc;
 
+use model::calls::Thinks;
 use model::chat_template::Reply;
 use proto::v1;
 
@@ -13,6 +15,7 @@ use crate::cache_break::CacheBreak;
 use crate::compact;
 use crate::constraint::{Constraint, constraint};
 use crate::conversation::{Cut, TokenLog};
+use crate::conversations::ListedItem;
 use crate::error::ApiError;
 use crate::history::{ContentHash, History};
 use crate::metrics as names;
@@ -23,6 +26,9 @@ use crate::wire::{Create, InputItem, InputKind, Tools};
 
 pub(crate) use basis::{Basis, all_entries, count_tokens, find_basis, recall};
 use render::{build, most_prompt_tokens, truncated};
+
+/// What a token's text takes, about. A token id takes as much.
+pub(crate) const TOKEN_BYTES: usize = 4;
 
 /// A turn ready to run.
 #[derive(Debug)]
@@ -36,6 +42,10 @@ pub(crate) struct Prepared {
     pub(crate) history: History,
     /// The last of them, which this turn has brought.
     pub(crate) n_own_items: usize,
+    /// The request's own items, as its conversation keeps them.
+    pub(crate) own: Vec<ListedItem>,
+    /// How many its conversation had before.
+    pub(crate) n_before: usize,
     /// The answer is a summary of everything, to be sealed.
     pub(crate) compacts: bool,
     pub(crate) cache_break: Option<CacheBreak>,
@@ -47,6 +57,8 @@ pub(crate) struct Prepared {
     pub(crate) max_output_tokens: usize,
     pub(crate) sampling: v1::Sampling,
     pub(crate) constraint: Option<Constraint>,
+    /// Whether the answer begins within reasoning.
+    pub(crate) thinks: Thinks,
     pub(crate) instructions: Option<Arc<str>>,
     pub(crate) tools: Arc<Tools>,
     pub(crate) last_decode: String,
@@ -68,20 +80,32 @@ pub(crate) fn prepare(
     let compacts = matches!(basis.new.last(), Some(InputItem { kind: InputKind::CompactionTrigger, .. }));
     let is_free = compacts || !create.generate;
     let constraint = if is_free { None } else { constraint(gateway, create, &basis.tools)? };
-    let built = build(gateway, &basis, reply)?;
-    let most = most_prompt_tokens(gateway, create);
-    let built = if create.truncates && built.log.len() > most {
-        truncated(gateway, &basis, reply, most)?
-    } else {
-        built
-    };
-    metrics::counter!(names::TOKENIZED_TOKENS).increment(built.n_tokenized as u64);
-    let mut max_output_tokens = output_limit(gateway, create, built.log.len())?;
-    if compacts {
-        max_output_tokens = max_output_tokens.min(compact::MAX_SUMMARY_TOKENS);
+    let is_hopeless = create.truncates && basis.text_bytes() > gateway.max_prompt_bytes();
+    // A client limits its answers, not a summary.
+    let asked = create.max_output_tokens.map(|limit| limit as usize);
+    let limit = if compacts { Some(compact::most_tokens(gateway)) } else { asked };
+    let most = most_prompt_tokens(gateway, limit);
+    let mut built =
+        if is_hopeless { truncated(gateway, &basis, reply, most)? } else { build(gateway, &basis, reply)? };
+    if create.truncates && built.log.len() > most && !is_hopeless {
+        built = truncated(gateway, &basis, reply, most)?;
     }
+    let mut thinks = gateway.text().prompts.thinks();
+    if thinks == Thinks::Already && constraint.as_ref().is_some_and(Constraint::is_forced) {
+        // What is ruled from the first token on is an answer, not a thought.
+        let ids = gateway.text().prompts.end_of_thinking();
+        built.n_tokenized += ids.len();
+        built.log.append(ids, Vec::new(), built.log.end());
+        thinks = Thinks::MayBegin;
+    }
+    metrics::counter!(names::TOKENIZED_TOKENS).increment(built.n_tokenized as u64);
+    let max_output_tokens = match output_limit(gateway, create, limit, built.log.len()) {
+        // It is shortened before it is answered.
+        Err(_) if create.compact_threshold.is_some() && create.generate => 0,
+        limit => limit?,
+    };
     let cache_break = basis.cache_break(&built.log);
-    let Basis { parent, instructions, tools, entries, .. } = basis;
+    let Basis { parent, instructions, tools, entries, own, n_before, .. } = basis;
     let parent = parent.as_deref();
     let response_id = origin.response_id.clone();
     let start = || ContentHash::start(&origin.tenant, instructions.as_deref(), &tools);
@@ -93,6 +117,7 @@ pub(crate) fn prepare(
         None => History::new(start()),
     };
     let n_own_items = entries.len();
+    let n_own_bytes: usize = entries.iter().map(|entry| entry.json.len()).sum();
     history.append(entries);
     Ok(Prepared {
         conversation: parent.map_or_else(|| response_id.clone(), |parent| parent.conversation.clone()),
@@ -100,10 +125,14 @@ pub(crate) fn prepare(
         base: parent.and_then(|parent| parent.base_of(&built.log)),
         response_id,
         tenant: Arc::clone(&origin.tenant),
-        n_own_tokens: built.n_tokenized + own_text_tokens(parent, instructions.as_ref(), &tools),
+        n_own_tokens: built.n_tokenized
+            + n_own_bytes / TOKEN_BYTES
+            + own_text_tokens(parent, instructions.as_ref(), &tools),
         log: built.log,
         history,
         n_own_items,
+        own,
+        n_before,
         compacts,
         cache_break,
         cut: built.cut,
@@ -111,35 +140,43 @@ pub(crate) fn prepare(
         max_output_tokens,
         sampling: sampling(gateway, create),
         constraint,
+        thinks,
         instructions,
         tools,
     })
 }
 
-/// Texts that the parent does not share, at about four bytes a token.
+/// Texts that the parent does not share, in tokens.
 fn own_text_tokens(parent: Option<&Stored>, instructions: Option<&Arc<str>>, tools: &Arc<Tools>) -> usize {
     let same_text = |text: &Arc<str>| {
         parent.and_then(|parent| parent.instructions.as_ref()).is_some_and(|other| Arc::ptr_eq(other, text))
     };
     let text = instructions.filter(|text| !same_text(text)).map_or(0, |text| text.len());
     let same_tools = parent.is_some_and(|parent| Arc::ptr_eq(&parent.tools, tools));
-    (text + if same_tools { 0 } else { tools.raw.len() }) / 4
+    (text + if same_tools { 0 } else { tools.raw.len() }) / TOKEN_BYTES
 }
 
 /// How many tokens may be generated; an error when the prompt leaves room for none.
-fn output_limit(gateway: &Gateway, create: &Create, prompt_tokens: usize) -> Result<usize, ApiError> {
+fn output_limit(
+    gateway: &Gateway,
+    create: &Create,
+    limit: Option<usize>,
+    prompt_tokens: usize,
+) -> Result<usize, ApiError> {
     let context = gateway.text().context_len as usize;
     if !create.generate {
-        return if prompt_tokens <= context { Ok(0) } else { Err(too_long(prompt_tokens, context)) };
+        return if prompt_tokens <= context { Ok(0) } else { Err(too_long(gateway, prompt_tokens)) };
     }
     let room = context.saturating_sub(prompt_tokens);
     if room == 0 {
-        return Err(too_long(prompt_tokens, context));
+        return Err(too_long(gateway, prompt_tokens));
     }
-    Ok(create.max_output_tokens.map_or(room, |limit| room.min(limit as usize)))
+    Ok(limit.map_or(room, |limit| room.min(limit)))
 }
 
-fn too_long(prompt_tokens: usize, context: usize) -> ApiError {
+/// The prompt leaves no room for an answer.
+pub(crate) fn too_long(gateway: &Gateway, prompt_tokens: usize) -> ApiError {
+    let context = gateway.text().context_len;
     let message = format!(
         "the conversation has {prompt_tokens} tokens, the model's context holds {context} with the answer: shorten the input"
     );

@@ -34,6 +34,9 @@ use durable::{Durable, Failure, Wanted};
 use memory::Memory;
 use row::Form;
 
+/// What the ids of summaries begin with.
+const SUMMARY_ID: &str = "cmp_";
+
 /// Everything a later turn needs of an earlier one, and what is told of it.
 #[derive(Debug)]
 pub(crate) struct Stored {
@@ -74,6 +77,12 @@ impl Stored {
     /// The items that this turn added: its input and its output.
     pub(crate) fn own_entries(&self) -> Vec<&Entry> {
         self.history.newest(self.n_own_items)
+    }
+
+    /// Whether it is nothing but a summary of what came before, so that the summary is what is continued.
+    pub(crate) fn ends_in_summary(&self) -> bool {
+        self.n_output_items > 0
+            && self.own_entries().last().is_some_and(|entry| entry.id.starts_with(SUMMARY_ID))
     }
 
     /// What a response that continues this one with `log` is built upon, if the log was not rendered anew.

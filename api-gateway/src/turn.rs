@@ -5,7 +5,9 @@
 //!                                     ▲─────────┘ a lost worker: plan again, send prompt + generated ids
 //! ```
 
+mod asked;
 mod finish;
+mod stop;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -16,7 +18,6 @@ use proto::reason::Reason;
 use proto::v1;
 use proto::v1::generate_event::Event as WorkerEvent;
 use tokio::time::timeout;
-use tokio_util::sync::CancellationToken;
 use tonic::{Status, Streaming};
 use tracing::field::Empty;
 use tracing::{Instrument, Span};
@@ -31,11 +32,13 @@ use crate::error::ApiError;
 use crate::history::Entry;
 use crate::metrics as names;
 use crate::output::{Output, Part};
-use crate::prepare::{Prepared, find_basis, prepare, recall};
+use crate::prepare::{Prepared, TOKEN_BYTES, too_long};
 use crate::state::Gateway;
 use crate::store::Stored;
 use crate::wire::{self, Create, Status as ItemStatus, Usage};
+use asked::{Asked, prepare_off_thread, shortened};
 pub(crate) use finish::Finish;
+pub(crate) use stop::{Partial, Stop};
 
 /// A turn that started is announced after this long, even if no worker has taken it yet.
 const ANNOUNCE_AFTER: Duration = Duration::from_millis(300);
@@ -64,7 +67,7 @@ pub(crate) struct Origin {
 
 /// Runs one turn. Dropping the future cancels it: the worker stops before its next step.
 ///
-/// When `cancel` completes first, what was generated so far is kept and the response ends as incomplete.
+/// When `stop` says so, what was generated so far is kept and the response ends as incomplete.
 ///
 /// # Errors
 /// When nothing was sent to `events` yet and the request cannot be served; later failures are events.
@@ -73,11 +76,11 @@ pub(crate) async fn run_turn(
     create: Create,
     origin: Origin,
     events: EventSink,
-    cancel: &CancellationToken,
+    stop: &Stop,
 ) -> Result<Ended, ApiError> {
     let span =
         tracing::info_span!("turn", role = "gateway", response = origin.response_id, conversation = Empty);
-    turn(gateway, create, origin, events, cancel).instrument(span).await
+    turn(gateway, create, origin, events, stop).instrument(span).await
 }
 
 async fn turn(
@@ -85,20 +88,28 @@ async fn turn(
     create: Create,
     origin: Origin,
     events: EventSink,
-    cancel: &CancellationToken,
+    stop: &Stop,
 ) -> Result<Ended, ApiError> {
     let began = Instant::now();
-    let (create, summary) = compacted(gateway, create, &origin).await?;
-    let (prepared, create) = prepare_off_thread(gateway, create, origin).await?;
-    Span::current().record("conversation", &prepared.conversation);
-    let mut emitter = Emitter::new(gateway, &create, &prepared, events);
-    if let Some(sealed) = summary {
-        emitter.begin().await?;
+    let asked = prepare_off_thread(gateway, create, origin.clone()).await?;
+    Span::current().record("conversation", &asked.prepared.conversation);
+    let mut outcome = Outcome { outcome: "cancelled", conversation: &asked.prepared.conversation };
+    let mut emitter = Emitter::new(gateway, &asked.create, &asked.prepared, events);
+    let shortened = match shortened(gateway, &asked, origin, stop, &mut emitter).await {
+        Err(error) if emitter.has_begun() && !error.is_client_gone() => {
+            outcome.outcome = "failed";
+            let account = Run::new(gateway, &asked, stop).account();
+            return failed(emitter, &error, account).await;
+        }
+        shortened => shortened?,
+    };
+    let asked = shortened.as_ref().unwrap_or(&asked);
+    if let Some(sealed) = asked.sealed_summary() {
+        emitter.goes_on(&asked.create, &asked.prepared);
         emitter.open(wire::Body::Compaction { sealed }).await?;
         emitter.close(ItemStatus::Completed).await?;
     }
-    let mut run = Run::new(gateway, &create, &prepared, cancel);
-    let mut outcome = Outcome { outcome: "cancelled", conversation: &prepared.conversation };
+    let mut run = Run::new(gateway, asked, stop);
     let result = run.drive(&mut emitter).await;
     outcome.outcome = match &result {
         Ok(finish) if finish.incomplete_reason().is_some() => "incomplete",
@@ -112,29 +123,17 @@ async fn turn(
             run.complete(emitter, finish, began).await
         }
         Err(error) if emitter.has_begun() && !error.is_client_gone() => {
-            tracing::warn!(conversation = prepared.conversation, %error, "turn failed");
-            let response = emitter.fail(&error, run.account()).await?;
-            Ok(Ended { response, stored: None })
+            failed(emitter, &error, run.account()).await
         }
         Err(error) => Err(error),
     }
 }
 
-/// The request with a summary in the place of what it continues, when it has become as long as the client allows.
-async fn compacted(
-    gateway: &Gateway,
-    mut create: Create,
-    origin: &Origin,
-) -> Result<(Create, Option<String>), ApiError> {
-    let Some(sealed) = compact::before_turn(gateway, &create, origin).await? else {
-        return Ok((create, None));
-    };
-    let from =
-        create.input.iter().rposition(|item| matches!(item.kind, wire::InputKind::Message(_))).unwrap_or(0);
-    create.input.drain(..from);
-    create.input.insert(0, wire::InputItem::compaction(sealed.clone(), String::new()));
-    create.starts_anew = true;
-    Ok((create, Some(sealed)))
+/// Ends a response that has begun.
+async fn failed(emitter: Emitter<'_>, error: &ApiError, account: wire::BatonTurn) -> Result<Ended, ApiError> {
+    tracing::warn!(%error, "turn failed");
+    let response = emitter.fail(error, account).await?;
+    Ok(Ended { response, stored: None })
 }
 
 /// Counts the turn when it is over, also when its client is gone and the future is dropped.
@@ -150,26 +149,6 @@ impl Drop for Outcome<'_> {
             tracing::info!(conversation = self.conversation, "turn cancelled: the client is gone");
         }
     }
-}
-
-/// Prepares a turn; a long input is tokenized on a thread of its own, so that other connections go on.
-async fn prepare_off_thread(
-    gateway: &Gateway,
-    create: Create,
-    origin: Origin,
-) -> Result<(Prepared, Create), ApiError> {
-    recall(gateway, &create, &origin).await?;
-    let mut basis = find_basis(gateway, &create, &origin)?;
-    if !create.starts_anew {
-        basis.recall_by_content(gateway, &origin).await;
-    }
-    if !basis.is_slow(gateway, &create) {
-        return Ok((prepare(gateway, &create, &origin, basis)?, create));
-    }
-    let gateway = gateway.clone();
-    let preparing =
-        tokio::task::spawn_blocking(move || Ok((prepare(&gateway, &create, &origin, basis)?, create)));
-    preparing.await.unwrap_or_else(|_| Err(ApiError::internal("preparing the turn was interrupted")))
 }
 
 /// Why an attempt ended early.
@@ -196,7 +175,7 @@ struct Run<'a> {
     gateway: &'a Gateway,
     create: &'a Create,
     prepared: &'a Prepared,
-    cancel: &'a CancellationToken,
+    stop: &'a Stop,
     turn: u64,
     generated: Vec<u32>,
     output: Output<'a>,
@@ -209,12 +188,8 @@ struct Run<'a> {
 }
 
 impl<'a> Run<'a> {
-    fn new(
-        gateway: &'a Gateway,
-        create: &'a Create,
-        prepared: &'a Prepared,
-        cancel: &'a CancellationToken,
-    ) -> Self {
+    fn new(gateway: &'a Gateway, asked: &'a Asked, stop: &'a Stop) -> Self {
+        let Asked { create, prepared } = asked;
         let turn = rand::random();
         let (generated, avoid) = (Vec::new(), Vec::new());
         let decode_worker = prepared.last_decode.clone();
@@ -222,7 +197,7 @@ impl<'a> Run<'a> {
             gateway,
             create,
             prepared,
-            cancel,
+            stop,
             turn,
             generated,
             output: Output::new(gateway, create, prepared),
@@ -240,7 +215,13 @@ impl<'a> Run<'a> {
             // A warm-up without input: there is nothing to compute, but its id can be continued.
             return Ok(Finish::Prefilled);
         }
+        if self.create.generate && self.prepared.max_output_tokens == 0 {
+            return Err(too_long(self.gateway, self.prepared.log.len()));
+        }
         loop {
+            if self.stop.is_stopped() {
+                return Ok(Finish::Interrupted);
+            }
             match self.attempt(emitter).await {
                 Ok(finish) => return Ok(finish),
                 Err(failure) => match (self.give_up(failure), self.said_all()) {
@@ -278,7 +259,7 @@ impl<'a> Run<'a> {
                     emitter.begin().await.map_err(Failure::Client)?;
                     tokio::select! {
                         started = emitter.waiting(start) => started.map_err(Failure::Client)??,
-                        () = self.cancel.cancelled() => return Ok(Finish::Interrupted),
+                        () = self.stop.stopped() => return Ok(Finish::Interrupted),
                     }
                 }
             }
@@ -360,7 +341,7 @@ impl<'a> Run<'a> {
             // Only here may a cancel strike: between events, never within one.
             let message = tokio::select! {
                 message = emitter.waiting(running.stream.message()) => message.map_err(Failure::Client)?,
-                () = self.cancel.cancelled() => return Ok(Finish::Interrupted),
+                () = self.stop.stopped() => return Ok(Finish::Interrupted),
             };
             let lost = |status| Failure::Worker { status, worker: Some(running.worker.clone()) };
             let event = message.map_err(lost)?.and_then(|message| message.event);
@@ -458,14 +439,23 @@ impl<'a> Run<'a> {
         finish: Finish,
         began: Instant,
     ) -> Result<Ended, ApiError> {
-        let parts = self.output.finish();
-        self.emit(parts, &mut emitter).await?;
         // A summary that became too long is one all the same.
         let finish = if self.prepared.compacts && finish == Finish::Length { Finish::Stop } else { finish };
         let reason = finish.incomplete_reason();
         let status = if reason.is_some() { ItemStatus::Incomplete } else { ItemStatus::Completed };
+        let usage = self.usage();
+        if self.stop.discards() && finish == Finish::Interrupted {
+            self.generated.truncate(self.output.n_complete());
+            emitter.discard();
+        } else {
+            let parts = self.output.finish();
+            self.emit(parts, &mut emitter).await?;
+        }
+        let account = self.account();
+        if self.prepared.compacts && finish == Finish::Stop && self.summary.trim().is_empty() {
+            return failed(emitter, &compact::no_summary(), account).await;
+        }
         self.close_output(status, &mut emitter).await?;
-        let (usage, account) = (self.usage(), self.account());
         let baton = self.create.include.baton.then_some(&account);
         // A response in the background is cancelled, one with a reader is interrupted.
         let is_cancelled = self.create.background && finish == Finish::Interrupted;
@@ -475,17 +465,15 @@ impl<'a> Run<'a> {
         let response = emitter.json(&phase);
         // Whoever has seen the end of a response can continue it.
         let stored = Arc::new(self.stored(finish, &emitter, &response));
-        let text = if self.create.store { response.len() / 4 } else { 0 };
+        let text = if self.create.store { response.len() / TOKEN_BYTES } else { 0 };
         let own = self.prepared.n_own_tokens + self.generated.len() + text;
-        let put = self.gateway.store().put(Arc::clone(&stored), own);
-        if let Err(error) = emitter.waiting(put).await? {
-            if !emitter.has_begun() {
-                return Err(error);
+        if !self.create.aside {
+            let put = self.gateway.store().put(Arc::clone(&stored), own);
+            if let Err(error) = emitter.waiting(put).await? {
+                return failed(emitter, &error, account).await;
             }
-            let response = emitter.fail(&error, account).await?;
-            return Ok(Ended { response, stored: None });
+            self.add_to_conversation(&stored);
         }
-        self.add_to_conversation(&stored);
         self.record(usage, &emitter, began);
         emitter.end(&phase).await?;
         Ok(Ended { response, stored: Some(stored) })
@@ -496,9 +484,14 @@ impl<'a> Run<'a> {
         let has_answer =
             emitter.items().iter().any(|item| !matches!(item.body, wire::Body::Reasoning { .. }));
         if self.prepared.compacts {
-            let sealed = self.gateway.seal().close(self.summary.trim(), &self.prepared.tenant);
+            if status != ItemStatus::Completed {
+                return Ok(());
+            }
+            let text = self.summary.trim().to_owned();
+            let summary = compact::Summary { text, kept: None };
+            let sealed = summary.sealed(self.gateway, &self.prepared.tenant);
             emitter.open(wire::Body::Compaction { sealed }).await?;
-        } else if self.create.generate && !has_answer {
+        } else if self.create.generate && !has_answer && !self.stop.discards() {
             // An empty answer is a message all the same.
             emitter.open(wire::Body::Message { text: String::new(), logprobs: Vec::new() }).await?;
         }
@@ -506,16 +499,15 @@ impl<'a> Run<'a> {
     }
 
     /// Adds what the turn brought and made to the conversation that the client named.
-    fn add_to_conversation(&self, stored: &Stored) {
+    fn add_to_conversation(&self, stored: &Arc<Stored>) {
         let Some(id) = &self.create.conversation else { return };
-        let n_items = self.create.input.len() + stored.n_output_items;
-        let entries = stored.history.newest(n_items);
-        let items =
-            entries.iter().map(|entry| ListedItem { id: entry.id.clone(), json: Arc::clone(&entry.json) });
+        let output = stored.history.newest(stored.n_output_items).into_iter().cloned().map(ListedItem::from);
+        let items = self.prepared.own.iter().cloned().chain(output).collect();
         let limit = self.gateway.config().max_request_bytes;
         let conversation = self.gateway.conversations().get(id, &stored.tenant);
         // It may have been deleted meanwhile, or be full; the response is there all the same.
-        if let Err(error) = conversation.and_then(|conversation| conversation.append(items.collect(), limit))
+        if let Err(error) = conversation
+            .and_then(|conversation| conversation.answered(items, stored, self.prepared.n_before, limit))
         {
             tracing::warn!(%error, conversation = id, "the response was not added to its conversation");
         }
@@ -528,7 +520,17 @@ impl<'a> Run<'a> {
             let end = LogEnd::Generated { closed: finish == Finish::Stop };
             log.append(self.generated.clone(), vec![Item::Generated], end);
         }
-        let output: Vec<Entry> = emitter.items().iter().map(Entry::of_output).collect();
+        let is_known = |item: &wire::OutputItem| {
+            self.create.summary.is_some() && matches!(item.body, wire::Body::Compaction { .. })
+        };
+        let output: Vec<Entry> = emitter
+            .items()
+            .iter()
+            .map(|item| match Entry::of_output(item) {
+                entry if is_known(item) => entry.silent(),
+                entry => entry,
+            })
+            .collect();
         let n_output_items = output.len();
         let mut history = prepared.history.clone();
         history.append(output);

@@ -137,8 +137,8 @@ impl Reader<'_> {
                 let sent = self.events.try_send(steer_failed(&steer));
                 sent.map_err(|_| (None, ApiError::client_gone("the client does not read")))
             }
-            ClientEvent::Cancel { response_id } => {
-                self.running.cancel(response_id.as_deref()).map_err(|error| (None, error))
+            ClientEvent::Stop { response_id, partial } => {
+                self.running.stop(response_id.as_deref(), partial).map_err(|error| (None, error))
             }
             ClientEvent::Ignored => Ok(()),
         }

@@ -89,6 +89,8 @@ pub struct CallFormat {
     args: Option<Marker>,
     /// Around reasoning, if the model knows it.
     think: Option<(Marker, Marker)>,
+    /// Tokens that end the model's turn.
+    ends: Vec<u32>,
     /// The template shows tools to the model by itself.
     templated: bool,
     /// The template has messages of the role `tool`.
@@ -113,6 +115,7 @@ impl CallFormat {
             close,
             args: (style == Style::Mistral).then(|| marker("[ARGS]")),
             think: template.knows_reasoning().then(|| (marker("<think>"), marker("</think>"))),
+            ends: tokenizer.end_of_turn_ids().to_vec(),
             templated,
             has_results: template.mentions("'tool'") || template.mentions("\"tool\""),
         })

@@ -73,6 +73,13 @@ impl Content {
         self.specials.push((self.text.len(), id));
     }
 
+    /// Appends all of `other`.
+    pub fn append(&mut self, other: &Self) {
+        let from = self.text.len();
+        self.text.push_str(&other.text);
+        self.specials.extend(other.specials.iter().map(|(at, id)| (from + at, *id)));
+    }
+
     /// (before this byte of the text, id) of each special token, in order.
     pub fn specials(&self) -> &[(usize, u32)] {
         &self.specials

@@ -11,8 +11,10 @@
 //! messages. A turn whose kinds were seen before runs no template at all; its cost is the encoding of its contents.
 
 mod classify;
+mod reasoning;
 mod shape;
 
+use std::borrow::Cow;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -92,6 +94,8 @@ struct Inner {
     class: TemplateClass,
     format: Arc<CallFormat>,
     thinks: Thinks,
+    /// What opens the reasoning when the template does.
+    opener: Vec<u32>,
     shapes: Mutex<HashMap<ShapeKey, Arc<Shape>>>,
 }
 
@@ -111,8 +115,10 @@ impl PromptBuilder {
     pub fn new(template: ChatTemplate, tokenizer: Arc<Tokenizer>) -> Result<Self, Error> {
         let class = classify::classify(&template, &tokenizer)?;
         let format = CallFormat::of(&template, &tokenizer);
-        let thinks = thinks(&template, &format);
-        let inner = Inner { template, tokenizer, class, format, thinks, shapes: Mutex::default() };
+        let prompt = template.render(&[(Role::User, "?")], Reply::Expected).unwrap_or_default();
+        let thinks = thinks(&prompt, &format);
+        let opener = reasoning::opener(&prompt, &tokenizer);
+        let inner = Inner { template, tokenizer, class, format, thinks, opener, shapes: Mutex::default() };
         Ok(Self { inner: Arc::new(inner) })
     }
 
@@ -132,6 +138,11 @@ impl PromptBuilder {
     /// Whether an answer begins within reasoning, because the template has opened it.
     pub fn thinks(&self) -> Thinks {
         self.inner.thinks
+    }
+
+    /// What ends reasoning that the template has opened, for an answer that begins with something else.
+    pub fn end_of_thinking(&self) -> Vec<u32> {
+        self.inner.tokenizer.encode_with_specials("\n</think>\n\n")
     }
 
     /// The ids of a dialogue that begins with `messages` and in which `tools` are offered.
@@ -182,6 +193,7 @@ impl PromptBuilder {
         if entries.is_empty() && reply == Reply::None {
             return Ok(Vec::new());
         }
+        let kept = inner.kept(&entries);
         let sources: Vec<Source> = entries.iter().map(|entry| inner.source(entry)).collect();
         let text = inner.render_with(&sources, reply, offer.value)?;
         let mut shape = Shape::compile(&text, &sources, None, &inner.tokenizer)?;
@@ -193,9 +205,10 @@ impl PromptBuilder {
             Entry::Message(message) => Some(&message.content),
             Entry::Generated { .. } => None,
         };
-        let generated = |index: usize| match entries[index] {
-            Entry::Generated { ids } => ids,
-            Entry::Message(_) => &[],
+        let generated = |index: usize| match (&kept[index], entries[index]) {
+            (Some(ids), _) => ids,
+            (None, Entry::Generated { ids }) => ids,
+            (None, Entry::Message(_)) => &[],
         };
         let mut ids = Vec::new();
         shape.fill(&inner.tokenizer, content, generated, &mut ids);
@@ -217,8 +230,7 @@ fn is_system(entry: Option<&Entry<'_>>) -> bool {
 }
 
 /// A template that opens the reasoning leaves its marker at the end of the prompt.
-fn thinks(template: &ChatTemplate, format: &CallFormat) -> Thinks {
-    let prompt = template.render(&[(Role::User, "?")], Reply::Expected).unwrap_or_default();
+fn thinks(prompt: &str, format: &CallFormat) -> Thinks {
     match format.knows_reasoning() && prompt.trim_end().ends_with("<think>") {
         true => Thinks::Already,
         false => Thinks::MayBegin,
@@ -352,6 +364,24 @@ impl Inner {
             }
             _ => Err(not_appendable),
         }
+    }
+
+    /// The generated ids as the template would keep them, where that is not all of them.
+    fn kept<'a>(&self, entries: &[Entry<'a>]) -> Vec<Option<Cow<'a, [u32]>>> {
+        let is_question =
+            |entry: &Entry<'_>| matches!(entry, Entry::Message(message) if message.role == Role::User);
+        let last_question = entries.iter().rposition(is_question).unwrap_or_default();
+        let drops = self.class == TemplateClass::AppendOnlyWithinToolLoop;
+        let kept = |(idx, entry): (usize, &Entry<'a>)| match entry {
+            Entry::Generated { ids } if drops && idx < last_question => {
+                Some(reasoning::without(ids, self.thinks, &self.tokenizer))
+            }
+            Entry::Generated { ids } if self.thinks == Thinks::Already => {
+                reasoning::opened(ids, &self.opener, &self.tokenizer)
+            }
+            _ => None,
+        };
+        entries.iter().enumerate().map(kept).collect()
     }
 
     fn source(&self, entry: &Entry<'_>) -> Source {

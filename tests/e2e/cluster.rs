@@ -12,7 +12,10 @@ use anyhow::Context;
 use engine::{Engine, EngineConfig, Model, Speculate};
 use kernels::attention::KvDtype;
 use kv::transfer::LocalPorts;
+use model::TextModel;
+use model::chat_template::ChatTemplate;
 use model::grammar::GrammarEngine;
+use model::prompt::PromptBuilder;
 use proto::v1;
 use proto::v1::router_client::RouterClient;
 use tokio::net::TcpListener;
@@ -46,6 +49,8 @@ pub(crate) struct Spec {
     /// Prompts with more uncached tokens go to a prefill worker.
     pub(crate) local_prefill_tokens: u32,
     pub(crate) api: api_gateway::Config,
+    /// Another chat template than the model's.
+    pub(crate) template: Option<String>,
 }
 
 impl Spec {
@@ -62,6 +67,7 @@ impl Spec {
             handover: Handover::Grpc,
             local_prefill_tokens: 32,
             api: api_gateway::Config::default(),
+            template: None,
         }
     }
 }
@@ -365,10 +371,17 @@ async fn start_gateway(listener: StdListener, router: &Process, host: &Host) -> 
     let config = api_gateway::Config { routers: vec![router.url()], ..host.spec.api.clone() };
     let readiness = api_gateway::Readiness::default();
     let ready = readiness.clone();
+    let text = match &host.spec.template {
+        None => TEXT.clone(),
+        Some(source) => {
+            let template = ChatTemplate::new(source, "<|im_start|>", "<|im_end|>")?;
+            TextModel { prompts: PromptBuilder::new(template, Arc::clone(&TEXT.tokenizer))?, ..TEXT.clone() }
+        }
+    };
     let gateway =
         Process::start(&format!("{}gateway", host.tag), listener, |listener, shutdown| async move {
             let routes = axum::Router::new();
-            api_gateway::run(config, TEXT.clone(), listener, routes, readiness, shutdown).await?;
+            api_gateway::run(config, text, listener, routes, readiness, shutdown).await?;
             Ok(())
         })?;
     until("the gateway knows a decode worker", async || ready.is_ready()).await;

@@ -49,8 +49,13 @@ pub(crate) fn run(args: &[String]) -> anyhow::Result<()> {
     if options.server { compare_servers(&options, &python) } else { compare_steps(&options, &python) }
 }
 
+/// Where cargo puts what it builds.
+fn target_dir() -> PathBuf {
+    std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| PathBuf::from("target"), PathBuf::from)
+}
+
 fn parse(args: &[String]) -> anyhow::Result<Options> {
-    let dir = PathBuf::from("target/llama-cpp");
+    let dir = target_dir().join("llama-cpp");
     let mut options =
         Options { model: PathBuf::new(), rounds: 5, threads: 2, only: None, server: false, dir };
     let mut args = args.iter();
@@ -134,7 +139,7 @@ fn compare_steps(options: &Options, python: &Path) -> anyhow::Result<()> {
     let threads = options.threads.to_string();
     let script = Path::new("xtask/python/llama_cpp_steps.py");
     let mut theirs = Stopwatch::start(Command::new(python).arg(script).arg(&options.model).arg(&threads))?;
-    let steps = Path::new("target/release/examples/steps");
+    let steps = target_dir().join("release/examples/steps");
     let mut ours = Stopwatch::start(Command::new(steps).arg(&options.model).arg(&threads))?;
     let mut out = std::io::stdout();
     let head = ["tokens/s, medians", "llama.cpp", "baton", "ratio", "ratios"];
@@ -211,7 +216,7 @@ fn ttft(python: &Path, args: &[&str]) -> anyhow::Result<f64> {
 
 fn baton_ttft(options: &Options, python: &Path) -> anyhow::Result<f64> {
     const LISTEN: &str = "127.0.0.1:18080";
-    let mut cluster = Command::new("target/release/baton")
+    let mut cluster = Command::new(target_dir().join("release/baton"))
         .args(["up", "--listen", LISTEN, "--threads", &options.threads.to_string(), "--model"])
         .arg(&options.model)
         .stdout(Stdio::piped())

@@ -23,7 +23,7 @@ fn what_a_client_repeats_has_the_name_of_what_was_said() {
     said.append(input(r#"[{"role":"user","content":"list"}]"#));
     let arguments = "{\"path\": \".\"}".to_owned();
     said.append(vec![
-        output(Body::Reasoning { text: "Hm.".into(), shown: crate::wire::Shown::Nothing }),
+        output(Body::Reasoning { text: "Hm.".into(), shown: crate::wire::Shown::Nothing, sealed: None }),
         output(Body::Message { text: "I look.".into(), logprobs: Vec::new() }),
         output(Body::Call {
             call_id: "call_1".into(),

@@ -61,8 +61,7 @@ fn parsed(raw: Option<&RawValue>) -> Result<Vec<ListedItem>, ApiError> {
         let message = format!("at most {MAX_ITEMS} items can be added at once, not {}", items.len());
         return Err(ApiError::bad_value("items", message));
     }
-    let listed = |entry: Entry| ListedItem { id: entry.id, json: entry.json };
-    Ok(items.iter().map(|item| listed(Entry::of_input(item, new_id))).collect())
+    Ok(items.iter().map(|item| Entry::of_input(item, new_id).into()).collect())
 }
 
 fn text(bytes: &[u8]) -> Result<&str, ApiError> {

@@ -17,6 +17,7 @@ use super::listing::{Page, query};
 use super::{App, frame};
 use crate::background::EventLog;
 use crate::error::ApiError;
+use crate::turn::Partial;
 use crate::wire::{Event, events_of, parse_counted};
 
 /// How long a cancelled response may take to end.
@@ -120,7 +121,7 @@ pub(super) async fn delete(
     let log = app.gateway.background().get(&id, &tenant);
     if let Some(log) = &log {
         // One that still runs would be stored when it ends.
-        log.cancellation().cancel();
+        log.stop().stop(Partial::Keep);
         log.ended().await;
     }
     let was_stored = app.gateway.store().delete(&id, &tenant).await?;
@@ -142,7 +143,7 @@ pub(super) async fn cancel(
         let message = "only background responses can be cancelled; others end with their connection";
         return Err(ApiError::invalid("not_cancellable", message));
     };
-    log.cancellation().cancel();
+    log.stop().stop(Partial::Keep);
     // Cancelling what has ended is no mistake: it may have ended just now.
     let _ = tokio::time::timeout(CANCEL_TIMEOUT, log.ended()).await;
     Ok(json(log.response()))
@@ -176,6 +177,7 @@ pub(super) async fn input_tokens(
 ) -> Result<Response, ApiError> {
     let origin = app.origin(&headers)?;
     let create = parse_counted(&super::body::decoded(&app, &headers, body)?)?;
+    let _place = app.turns.try_acquire().map_err(|_| super::all_turns_taken())?;
     let gateway = app.gateway.clone();
     crate::prepare::recall(&gateway, &create, &origin).await?;
     let counting =

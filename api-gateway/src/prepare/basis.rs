@@ -4,11 +4,13 @@ use std::sync::Arc;
 
 use model::chat_template::Reply;
 
+use super::items::{Items, items};
 use super::render::{appendable, build};
 use crate::Config;
 use crate::cache_break::{self, CacheBreak};
 use crate::constraint::is_slow;
 use crate::conversation::TokenLog;
+use crate::conversations::ListedItem;
 use crate::emit::new_id;
 use crate::error::ApiError;
 use crate::history::{ContentHash, Entry, History};
@@ -29,6 +31,10 @@ pub(crate) struct Basis {
     /// The input behind what the parent holds already.
     pub(super) new: Vec<InputItem>,
     pub(super) entries: Vec<Entry>,
+    /// The request's own items, as its conversation keeps them.
+    pub(super) own: Vec<ListedItem>,
+    /// How many its conversation had before.
+    pub(super) n_before: usize,
 }
 
 /// Brings what the request names into memory, where [`find_basis`] looks for it.
@@ -59,15 +65,13 @@ pub(crate) async fn recall(gateway: &Gateway, create: &Create, origin: &Origin) 
 /// When the model or the parent is unknown, or the input cannot fit the context.
 pub(crate) fn find_basis(gateway: &Gateway, create: &Create, origin: &Origin) -> Result<Basis, ApiError> {
     check_model(gateway, create)?;
-    if !create.truncates {
-        check_size(gateway, create)?;
-    }
-    let parent = if create.starts_anew { None } else { find_parent(gateway, create, origin)? };
+    check_size(gateway, create)?;
+    let mut parent = if create.summary.is_some() { None } else { find_parent(gateway, create, origin)? };
+    let Items { new, own, n_before } = items(gateway, create, origin, &mut parent)?;
     let instructions = given(&create.instructions, parent.as_deref().and_then(|p| p.instructions.as_ref()));
-    let new = resolved(gateway, create, origin)?;
     let tools = offered(gateway.config(), create, parent.as_deref(), &new)?;
     let entries: Vec<Entry> = new.iter().map(|item| Entry::of_input(item, new_id)).collect();
-    let mut basis = Basis { parent, instructions, tools, likely: None, new, entries };
+    let mut basis = Basis { parent, instructions, tools, likely: None, new, entries, own, n_before };
     if basis.parent.is_none() {
         basis.find_by_content(gateway, origin);
     }
@@ -76,7 +80,7 @@ pub(crate) fn find_basis(gateway: &Gateway, create: &Create, origin: &Origin) ->
     {
         basis.likely = gateway.store().latest_of(&origin.tenant, key);
     }
-    basis.check_results()?;
+    basis.check_results(create.input.len())?;
     Ok(basis)
 }
 
@@ -97,7 +101,7 @@ impl Basis {
     }
 
     /// Bytes of text that may have to be tokenized.
-    fn text_bytes(&self) -> usize {
+    pub(super) fn text_bytes(&self) -> usize {
         self.new.iter().map(InputItem::text_bytes).sum::<usize>()
             + if self.parent.is_none() { self.tools.raw.len() } else { 0 }
     }
@@ -171,8 +175,8 @@ impl Basis {
         Some(found)
     }
 
-    /// Every result must answer a call of the conversation.
-    fn check_results(&self) -> Result<(), ApiError> {
+    /// Every result must answer a call of the conversation. The last `n_own` items are those of the request.
+    fn check_results(&self, n_own: usize) -> Result<(), ApiError> {
         for (idx, item) in self.new.iter().enumerate() {
             let InputKind::Result { call_id, .. } = &item.kind else { continue };
             let own = self.new[..idx]
@@ -180,61 +184,15 @@ impl Basis {
                 .any(|item| matches!(&item.kind, InputKind::Call { call_id: own, .. } if own == call_id));
             if !own && !self.parent.as_ref().is_some_and(|parent| parent.history.has_call(call_id)) {
                 let message = format!("no tool call with the id `{call_id}` is in this conversation");
-                return Err(ApiError::invalid("unknown_call_id", message).at(format!("input[{idx}].call_id")));
+                let param = match (n_own + idx).checked_sub(self.new.len()) {
+                    Some(idx) => format!("input[{idx}].call_id"),
+                    None => "conversation".to_owned(),
+                };
+                return Err(ApiError::invalid("unknown_call_id", message).at(param));
             }
         }
         Ok(())
     }
-}
-
-/// The input with a conversation's items in front, references replaced by what they stand for, and summaries opened.
-fn resolved(gateway: &Gateway, create: &Create, origin: &Origin) -> Result<Vec<InputItem>, ApiError> {
-    let mut items = Vec::with_capacity(create.input.len());
-    if let Some(id) = &create.conversation {
-        for (idx, item) in gateway
-            .conversations()
-            .get(id, &origin.tenant)
-            .map_err(|error| error.at("conversation"))?
-            .items()
-            .into_iter()
-            .enumerate()
-        {
-            let mut parsed = InputItem::parse(&item.json, &format!("conversation.items[{idx}]"))?;
-            parsed.id = Some(item.id);
-            items.push(opened(gateway, parsed, origin, "conversation")?);
-        }
-    }
-    for (idx, item) in create.input.iter().enumerate() {
-        let param = format!("input[{idx}]");
-        let item = match &item.kind {
-            InputKind::Reference(id) => {
-                let json = gateway.store().item(&origin.tenant, id).ok_or_else(|| {
-                    let message = format!("no stored item has the id `{id}`: send the item itself");
-                    ApiError::invalid("item_not_found", message).at(format!("{param}.id"))
-                })?;
-                InputItem::parse(&json, &param)?
-            }
-            _ => item.clone(),
-        };
-        items.push(opened(gateway, item, origin, &param)?);
-    }
-    Ok(items)
-}
-
-/// The item, its summary opened if it has one.
-fn opened(
-    gateway: &Gateway,
-    mut item: InputItem,
-    origin: &Origin,
-    param: &str,
-) -> Result<InputItem, ApiError> {
-    if let InputKind::Compaction { sealed, summary } = &mut item.kind {
-        *summary = gateway.seal().open(sealed, &origin.tenant).ok_or_else(|| {
-            let message = "this summary was not made here, or was changed: send the conversation instead";
-            ApiError::invalid("invalid_encrypted_content", message).at(format!("{param}.encrypted_content"))
-        })?;
-    }
-    Ok(item)
 }
 
 /// All items that a request is to be answered from.
@@ -267,11 +225,11 @@ fn offered(
     parent: Option<&Stored>,
     new: &[InputItem],
 ) -> Result<Arc<Tools>, ApiError> {
+    let before = parent.map(|parent| &parent.tools);
     let added: Vec<&str> = new
         .iter()
         .filter_map(|item| if let InputKind::Tools(raw) = &item.kind { Some(raw.as_str()) } else { None })
         .collect();
-    let before = parent.map(|parent| &parent.tools);
     let given = match &create.tools {
         Setting::Given(raw) => raw.as_str(),
         // Clients whose tools are items of the input send them once, with the first of them.
@@ -299,21 +257,26 @@ fn offered(
     }
 }
 
-/// One JSON list of all tools.
+/// One JSON list of all tools. What is there already, as it is, is not added again.
 fn merged(given: &str, added: &[&str]) -> String {
+    if added.is_empty() {
+        return given.to_owned();
+    }
     let inner = |list: &str| {
         let list = list.trim();
         list.strip_prefix('[').and_then(|list| list.strip_suffix(']')).unwrap_or_default().trim().to_owned()
     };
-    if added.is_empty() {
-        return given.to_owned();
+    let mut all = inner(given);
+    for list in added.iter().map(|list| inner(list)).filter(|list| !list.is_empty()) {
+        if format!(",{all},").contains(&format!(",{list},")) {
+            continue;
+        }
+        if !all.is_empty() {
+            all.push(',');
+        }
+        all.push_str(&list);
     }
-    let lists: Vec<String> = std::iter::once(given)
-        .chain(added.iter().copied())
-        .map(inner)
-        .filter(|list| !list.is_empty())
-        .collect();
-    format!("[{}]", lists.join(","))
+    format!("[{all}]")
 }
 
 fn check_model(gateway: &Gateway, create: &Create) -> Result<(), ApiError> {
@@ -328,9 +291,13 @@ fn check_model(gateway: &Gateway, create: &Create) -> Result<(), ApiError> {
     }
 }
 
-/// Refuses what cannot fit before any of it is tokenized.
+/// Refuses what cannot fit before any of it is tokenized. Of a request that may be truncated, the last item has to.
 fn check_size(gateway: &Gateway, create: &Create) -> Result<(), ApiError> {
-    let n_bytes = create.text_bytes();
+    let n_bytes = if create.truncates {
+        create.input.last().map_or(0, InputItem::text_bytes)
+    } else {
+        create.text_bytes()
+    };
     if n_bytes > gateway.max_prompt_bytes() {
         let message = format!(
             "the input has {n_bytes} bytes of text, the model's context of {} tokens holds fewer: shorten the input",

@@ -1,6 +1,6 @@
 //! From items to token ids: what is new is appended to what was rendered before, whenever the template allows it.
 
-use model::calls::Call;
+use model::calls::{Call, CallFormat};
 use model::chat_template::{Content, Message, Reply, Role};
 use model::prompt::{self, Entry as LogEntry, LogEnd, TemplateClass};
 
@@ -11,7 +11,7 @@ use crate::error::ApiError;
 use crate::metrics as names;
 use crate::state::Gateway;
 use crate::store::Stored;
-use crate::wire::{Create, InputItem, InputKind};
+use crate::wire::{InputItem, InputKind};
 
 /// A prompt, and what it cost.
 pub(super) struct Built {
@@ -42,49 +42,81 @@ pub(super) fn build(gateway: &Gateway, basis: &Basis, reply: Reply) -> Result<Bu
     rerender(gateway, basis, entries, &input, reply).map_err(refused)
 }
 
+/// An assistant's turn that is put together of items: what was thought, said and called in a row.
+#[derive(Default)]
+struct Assistant {
+    thought: String,
+    said: Option<Content>,
+    calls: Vec<Call>,
+}
+
+impl Assistant {
+    /// The message, if anything was said or called. A thought that led to nothing is none.
+    fn end(&mut self, format: &CallFormat) -> Option<Message> {
+        let Self { thought, said, calls } = std::mem::take(self);
+        let mut message = match said {
+            None if calls.is_empty() => return None,
+            Some(content) if calls.is_empty() => Message { role: Role::Assistant, content },
+            said => format.assistant(said.unwrap_or_default().text(), &calls),
+        };
+        if !thought.is_empty() {
+            let mut content = format.thought(&thought);
+            content.append(&message.content);
+            message.content = content;
+        }
+        Some(message)
+    }
+}
+
 /// The messages that items stand for. What an assistant said and called in a row is one message, as it was one turn.
 fn messages(gateway: &Gateway, items: &[InputItem]) -> Vec<Message> {
-    let format = gateway.text().prompts.format();
-    let mut messages = Vec::with_capacity(items.len());
-    let mut text: Option<Content> = None;
-    let mut calls: Vec<Call> = Vec::new();
-    let flush = |text: &mut Option<Content>, calls: &mut Vec<Call>, messages: &mut Vec<Message>| {
-        let said = text.take();
-        if calls.is_empty() {
-            messages.extend(said.map(|content| Message { role: Role::Assistant, content }));
-        } else {
-            let said = said.unwrap_or_default();
-            messages.push(format.assistant(said.text(), &std::mem::take(calls)));
-        }
+    let prompts = &gateway.text().prompts;
+    let format = prompts.format();
+    let is_question =
+        |item: &InputItem| matches!(&item.kind, InputKind::Message(message) if message.role == Role::User);
+    // Older thoughts are dropped by the templates that know them.
+    let thinks_from = match prompts.class() {
+        TemplateClass::AppendOnly => 0,
+        _ => items.iter().rposition(is_question).unwrap_or_default(),
     };
-    for item in items {
-        match &item.kind {
+    let mut messages = Vec::with_capacity(items.len());
+    let mut assistant = Assistant::default();
+    for (idx, item) in items.iter().enumerate() {
+        let other = match &item.kind {
             InputKind::Message(message) if message.role == Role::Assistant => {
-                flush(&mut text, &mut calls, &mut messages);
-                text = Some(message.content.clone());
+                if assistant.said.is_some() || !assistant.calls.is_empty() {
+                    messages.extend(assistant.end(format));
+                }
+                assistant.said = Some(message.content.clone());
+                continue;
             }
-            InputKind::Call { call, .. } => calls.push(call.clone()),
-            InputKind::Message(message) => {
-                flush(&mut text, &mut calls, &mut messages);
-                messages.push(message.clone());
+            InputKind::Call { call, .. } => {
+                assistant.calls.push(call.clone());
+                continue;
             }
-            InputKind::Result { text: result, .. } => {
-                flush(&mut text, &mut calls, &mut messages);
-                messages.push(format.result(result));
+            InputKind::Reasoning { .. } if !format.knows_reasoning() => continue,
+            InputKind::Reasoning { text, .. } => {
+                if assistant.said.is_some() || !assistant.calls.is_empty() {
+                    messages.extend(assistant.end(format));
+                }
+                if idx >= thinks_from {
+                    assistant.thought.push_str(text);
+                }
+                continue;
             }
+            InputKind::Message(message) => message.clone(),
+            InputKind::Result { text: result, .. } => format.result(result),
             InputKind::Compaction { summary, .. } => {
-                flush(&mut text, &mut calls, &mut messages);
                 let content = format!("{}{summary}", compact::PREFACE).into();
-                messages.push(Message { role: Role::User, content });
+                Message { role: Role::User, content }
             }
-            InputKind::CompactionTrigger => {
-                flush(&mut text, &mut calls, &mut messages);
-                messages.push(Message { role: Role::User, content: compact::PROMPT.into() });
-            }
-            InputKind::Tools(_) | InputKind::Reference(_) | InputKind::Silent => {}
-        }
+            InputKind::CompactionTrigger => Message { role: Role::User, content: compact::PROMPT.into() },
+            InputKind::Tools(_) | InputKind::Reference(_) | InputKind::Silent => continue,
+        };
+        messages.extend(assistant.end(format));
+        messages.push(other);
     }
-    flush(&mut text, &mut calls, &mut messages);
+    messages.extend(assistant.end(format));
     messages
 }
 
@@ -142,10 +174,10 @@ fn rerender(
     Ok(Built { log, cut: Cut::root(), n_tokenized })
 }
 
-/// The longest prompt that leaves room for an answer.
-pub(super) fn most_prompt_tokens(gateway: &Gateway, create: &Create) -> usize {
+/// The longest prompt that leaves room for an answer of at most `limit` tokens.
+pub(super) fn most_prompt_tokens(gateway: &Gateway, limit: Option<usize>) -> usize {
     let context = gateway.text().context_len as usize;
-    let answer = create.max_output_tokens.map_or(context / 4, |limit| (limit as usize).min(context / 2));
+    let answer = limit.map_or(context / 4, |limit| limit.min(context / 2));
     context - answer.max(1)
 }
 
@@ -164,6 +196,7 @@ pub(super) fn truncated(
         parent.log.with_entries(|entries| entries.iter().copied().map(item).collect())
     });
     items.extend(messages(gateway, &basis.new).into_iter().map(Item::Message));
+    drop_hopeless(&mut items, gateway.max_prompt_bytes());
     let starts_turn = |item: &Item| matches!(item, Item::Message(message) if message.role == Role::User);
     loop {
         let n_dropped = items.len().div_ceil(4);
@@ -176,6 +209,21 @@ pub(super) fn truncated(
             return Ok(built);
         }
     }
+}
+
+/// Drops the oldest items as long as the text of all is longer than any that fits, so that it is never tokenized.
+fn drop_hopeless(items: &mut Vec<Item>, most_bytes: usize) {
+    let n_bytes = |item: &Item| match item {
+        Item::Message(message) => message.content.text().len(),
+        Item::Generated | Item::GeneratedBefore { .. } => 0,
+    };
+    let mut rest: usize = items.iter().map(n_bytes).sum();
+    let mut n_dropped = 0;
+    while rest > most_bytes && n_dropped + 1 < items.len() {
+        rest -= n_bytes(&items[n_dropped]);
+        n_dropped += 1;
+    }
+    items.drain(..n_dropped);
 }
 
 fn item(entry: LogEntry<'_>) -> Item {

@@ -23,6 +23,11 @@ impl Event {
         response.strip_suffix('}')
     }
 
+    /// Whether no event of the response follows.
+    pub(crate) fn is_terminal(&self) -> bool {
+        matches!(self.kind, "response.completed" | "response.incomplete" | "response.failed")
+    }
+
     /// The event as an event of `lane`.
     pub(crate) fn on_lane(mut self, lane: &Lane) -> Self {
         if let Some(name) = lane

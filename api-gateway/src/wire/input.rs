@@ -42,6 +42,12 @@ pub(crate) enum InputKind {
     },
     /// Asks for such a summary.
     CompactionTrigger,
+    /// What the model thought before it answered or called. `text` is empty until it was opened, unless the client has
+    /// it in the clear.
+    Reasoning {
+        sealed: Option<String>,
+        text: String,
+    },
     /// Raw JSON text of further tools.
     Tools(String),
     /// An item of an earlier response, by its id.
@@ -107,10 +113,26 @@ pub(crate) fn parse_at(raw: Option<&RawValue>, param: &str) -> Result<Vec<InputI
 }
 
 impl InputItem {
-    /// A summary, sealed and open.
-    pub(crate) fn compaction(sealed: String, summary: String) -> Self {
+    /// A sealed summary.
+    pub(crate) fn compaction(sealed: String) -> Self {
         let json = serde_json::json!({"type": "compaction", "encrypted_content": sealed});
-        Self { id: None, json: json.to_string().into(), kind: InputKind::Compaction { sealed, summary } }
+        let kind = InputKind::Compaction { sealed, summary: String::new() };
+        Self { id: None, json: json.to_string().into(), kind }
+    }
+
+    /// Asks for a summary.
+    pub(crate) fn compaction_trigger() -> Self {
+        let json = r#"{"type":"compaction_trigger"}"#.into();
+        Self { id: None, json, kind: InputKind::CompactionTrigger }
+    }
+
+    /// Whether the item says how to answer, not what.
+    pub(crate) fn is_instruction(&self) -> bool {
+        match &self.kind {
+            InputKind::Message(message) => matches!(message.role, Role::System | Role::Developer),
+            InputKind::Tools(_) => true,
+            _ => false,
+        }
     }
 
     /// Parses one item that stands at `param` of a request.
@@ -139,6 +161,7 @@ impl InputItem {
             InputKind::Call { call, .. } => call.name.len() + call.input.len(),
             InputKind::Result { text, .. } => text.len(),
             InputKind::Compaction { sealed, .. } => sealed.len(),
+            InputKind::Reasoning { sealed, text } => text.len() + sealed.as_ref().map_or(0, String::len),
             InputKind::Tools(raw) => raw.len(),
             InputKind::CompactionTrigger | InputKind::Reference(_) | InputKind::Silent => 0,
         }
@@ -182,6 +205,11 @@ fn kind(item: &WireItem<'_>, param: &str) -> Result<InputKind, ApiError> {
         Some("compaction" | "compaction_summary") => {
             let sealed = named(item.encrypted_content.as_ref(), of("encrypted_content"))?;
             InputKind::Compaction { sealed, summary: String::new() }
+        }
+        Some("reasoning") => {
+            // It is ours or another server's, in some form: what cannot be read is left out.
+            let text = item.content.and_then(|raw| output(raw, "content").ok()).unwrap_or_default();
+            InputKind::Reasoning { sealed: item.encrypted_content.clone(), text }
         }
         Some("compaction_trigger") => InputKind::CompactionTrigger,
         Some("additional_tools") => InputKind::Tools(item.tools.map_or("[]", RawValue::get).to_owned()),

@@ -37,6 +37,8 @@ pub(crate) enum Body {
     Reasoning {
         text: String,
         shown: Shown,
+        /// The text, for clients that send it back but are not to read it.
+        sealed: Option<String>,
     },
     /// A sealed summary of everything before it.
     Compaction {
@@ -199,13 +201,16 @@ fn write<S: Serializer>(
             call(&mut map, call_id, name, namespace.as_deref())?;
             map.serialize_entry("input", text)?;
         }
-        Body::Reasoning { shown, .. } => {
+        Body::Reasoning { shown, sealed, .. } => {
             map.serialize_entry("type", "reasoning")?;
             map.serialize_entry("status", &status)?;
             let summary = (*shown == Shown::Summary && !empty).then(|| ReasoningPart::summary(text));
             map.serialize_entry("summary", summary.as_slice())?;
             if *shown == Shown::Raw && !empty {
                 map.serialize_entry("content", &[ReasoningPart::raw(text)])?;
+            }
+            if let Some(sealed) = sealed.as_deref().filter(|_| status != Status::InProgress) {
+                map.serialize_entry("encrypted_content", sealed)?;
             }
         }
         Body::Compaction { .. } => {

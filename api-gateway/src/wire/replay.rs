@@ -73,11 +73,13 @@ fn item(value: &Value) -> Option<OutputItem> {
         }
         "reasoning" => {
             let part = |field: &str| value[field][0]["text"].as_str().map(str::to_owned);
-            match (part("content"), part("summary")) {
-                (Some(text), _) => Body::Reasoning { text, shown: Shown::Raw },
-                (None, Some(text)) => Body::Reasoning { text, shown: Shown::Summary },
-                (None, None) => Body::Reasoning { text: String::new(), shown: Shown::Nothing },
-            }
+            let sealed = value["encrypted_content"].as_str().map(str::to_owned);
+            let (text, shown) = match (part("content"), part("summary")) {
+                (Some(text), _) => (text, Shown::Raw),
+                (None, Some(text)) => (text, Shown::Summary),
+                (None, None) => (String::new(), Shown::Nothing),
+            };
+            Body::Reasoning { text, shown, sealed }
         }
         "compaction" => Body::Compaction { sealed: text("encrypted_content") },
         _ => return None,

@@ -14,6 +14,7 @@ use super::input::{self, InputItem};
 use super::tools::{TextSettings, ToolChoice};
 use super::{Transport, echo};
 use crate::error::ApiError;
+use crate::turn::Partial;
 
 /// A field that can be left out, removed, or given.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -36,8 +37,10 @@ pub(crate) struct Create {
     pub(crate) previous_response_id: Option<String>,
     /// The id of a conversation that the response is added to.
     pub(crate) conversation: Option<String>,
-    /// Nothing of the parent is taken over: a summary stands for it.
-    pub(crate) starts_anew: bool,
+    /// A summary that stands for the input and everything before it.
+    pub(crate) summary: Option<InputItem>,
+    /// A turn of our own beside the client's: nothing of it is kept.
+    pub(crate) aside: bool,
     /// False: only prefill.
     pub(crate) generate: bool,
     pub(crate) background: bool,
@@ -71,6 +74,8 @@ pub(crate) struct Include {
     pub(crate) baton: bool,
     /// The reasoning as the model wrote it.
     pub(crate) raw_reasoning: bool,
+    /// The reasoning sealed, to be sent back.
+    pub(crate) sealed_reasoning: bool,
     pub(crate) logprobs: bool,
 }
 
@@ -96,8 +101,9 @@ pub(crate) enum ClientEvent {
         error: ApiError,
     },
     /// Stop the running response.
-    Cancel {
+    Stop {
         response_id: Option<String>,
+        partial: Partial,
     },
     /// Change the running response's mind.
     Steer(Steer),
@@ -119,8 +125,11 @@ pub(crate) struct Steer {
 const INCLUDE_BATON: &str = "baton.turn";
 /// Asks for the reasoning as the model wrote it, in OpenAI's raw events.
 const INCLUDE_RAW_REASONING: &str = "baton.reasoning_text";
+const INCLUDE_SEALED_REASONING: &str = "reasoning.encrypted_content";
 const INCLUDE_LOGPROBS: &str = "message.output_text.logprobs";
 const MAX_TOP_LOGPROBS: u32 = 20;
+/// The `mode` of an interrupt: an item that is not complete was never said.
+const DISCARD_PARTIAL_ITEMS: &str = "discard_partial_items";
 /// Longest name of a lane.
 const MAX_LANE_BYTES: usize = 256;
 
@@ -131,6 +140,7 @@ struct Frame<'a> {
     #[serde(borrow, default)]
     response: Option<&'a RawValue>,
     response_id: Option<String>,
+    mode: Option<String>,
     #[serde(borrow, default)]
     stream_id: Option<&'a RawValue>,
     #[serde(borrow, default)]
@@ -218,8 +228,13 @@ pub(crate) fn parse_frame(text: &str) -> Result<ClientEvent, ApiError> {
                 Err(error) => ClientEvent::Refused { lane, parent: parent_of(body), error },
             })
         }
-        Some("response.cancel" | "response.interrupt") => {
-            Ok(ClientEvent::Cancel { response_id: frame.response_id })
+        Some("response.cancel") => {
+            Ok(ClientEvent::Stop { response_id: frame.response_id, partial: Partial::Keep })
+        }
+        Some("response.interrupt") => {
+            let discards = frame.mode.as_deref().is_none_or(|mode| mode == DISCARD_PARTIAL_ITEMS);
+            let partial = if discards { Partial::Discard } else { Partial::Keep };
+            Ok(ClientEvent::Stop { response_id: frame.response_id, partial })
         }
         Some("response.steer") => Ok(ClientEvent::Steer(Steer {
             previous_response_id: frame.previous_response_id.map(RawValue::to_owned),
@@ -319,7 +334,8 @@ fn parse_fields(text: &str, transport: Transport) -> Result<Create, ApiError> {
         text: TextSettings::parse(fields.text)?,
         previous_response_id: field(fields.previous_response_id, "previous_response_id")?,
         conversation: conversation(fields.conversation)?,
-        starts_anew: false,
+        summary: None,
+        aside: false,
         generate: generate(&fields)?,
         background: field(fields.background, "background")?.unwrap_or(false),
         max_output_tokens: within(fields.max_output_tokens, "max_output_tokens", 1, u32::MAX)?,
@@ -431,6 +447,7 @@ fn include(raw: Option<&RawValue>) -> Result<Include, ApiError> {
     Ok(Include {
         baton: has(INCLUDE_BATON),
         raw_reasoning: has(INCLUDE_RAW_REASONING),
+        sealed_reasoning: has(INCLUDE_SEALED_REASONING),
         logprobs: has(INCLUDE_LOGPROBS),
     })
 }

@@ -19,10 +19,13 @@ use crate::error::ApiError;
 use crate::http::all_turns_taken;
 use crate::state::Gateway;
 use crate::store::Stored;
-use crate::turn::{Ended, Origin, run_turn};
+use crate::turn::{Ended, Origin, Partial, Stop, run_turn};
 use crate::wire::{Create, Event, Lane};
 
 use super::{End, refused};
+
+/// Ended responses that are remembered, so that stopping them is no mistake.
+const MAX_ENDED: usize = 64;
 
 /// What waits for its turn on a lane.
 #[derive(Debug)]
@@ -50,7 +53,9 @@ impl Queued {
 /// The responses that run now, so that the reader can stop them, and how many requests wait.
 #[derive(Debug, Default)]
 pub(super) struct Running {
-    by_id: Mutex<HashMap<String, CancellationToken>>,
+    by_id: Mutex<HashMap<String, Stop>>,
+    /// The responses that ended last.
+    ended: Mutex<VecDeque<String>>,
     n_waiting: AtomicUsize,
 }
 
@@ -69,18 +74,24 @@ impl Running {
         self.n_waiting.fetch_sub(1, Ordering::Relaxed);
     }
 
-    fn add(&self, id: &str) -> CancellationToken {
-        let cancel = CancellationToken::new();
-        self.by_id.lock().unwrap_or_else(PoisonError::into_inner).insert(id.to_owned(), cancel.clone());
-        cancel
+    fn add(&self, id: &str) -> Stop {
+        let stop = Stop::default();
+        self.by_id.lock().unwrap_or_else(PoisonError::into_inner).insert(id.to_owned(), stop.clone());
+        stop
     }
 
     fn remove(&self, id: &str) {
         self.by_id.lock().unwrap_or_else(PoisonError::into_inner).remove(id);
+        let mut ended = self.ended.lock().unwrap_or_else(PoisonError::into_inner);
+        if ended.len() == MAX_ENDED {
+            ended.pop_front();
+        }
+        ended.push_back(id.to_owned());
     }
 
-    /// Stops the running response with this id; without an id the only one.
-    pub(super) fn cancel(&self, id: Option<&str>) -> Result<(), ApiError> {
+    /// Stops the running response with this id; without an id the only one. One that has ended meanwhile needs no
+    /// stopping.
+    pub(super) fn stop(&self, id: Option<&str>, partial: Partial) -> Result<(), ApiError> {
         let running = self.by_id.lock().unwrap_or_else(PoisonError::into_inner);
         let found = match id {
             Some(id) => running.get(id),
@@ -88,15 +99,22 @@ impl Running {
             None => None,
         };
         match found {
-            Some(cancel) => {
-                cancel.cancel();
+            Some(stop) => {
+                stop.stop(partial);
                 Ok(())
             }
+            None if id.is_some_and(|id| self.has_ended(id)) => Ok(()),
             None => {
                 let message = "no such response is running on this connection";
                 Err(ApiError::invalid("response_not_found", message).at("response_id"))
             }
         }
+    }
+}
+
+impl Running {
+    fn has_ended(&self, id: &str) -> bool {
+        self.ended.lock().unwrap_or_else(PoisonError::into_inner).iter().any(|ended| ended == id)
     }
 }
 
@@ -220,10 +238,10 @@ impl<'a> Lanes<'a> {
         let tenant = Arc::clone(&self.tenant);
         let events = EventSink::Stream(self.events.clone(), lane.clone());
         let turn = async move {
-            let cancel = running.add(&response_id);
+            let stop = running.add(&response_id);
             let origin = Origin { tenant, response_id: response_id.clone(), latest };
             let result = match turns.try_acquire() {
-                Ok(_place) => run_turn(gateway, create, origin, events, &cancel).await,
+                Ok(_place) => run_turn(gateway, create, origin, events, &stop).await,
                 Err(_) => Err(all_turns_taken()),
             };
             running.remove(&response_id);

@@ -171,35 +171,68 @@ impl<'a, S: Simd, K: Stored> Pass<'a, S, K> {
         scratch: &mut Scratch,
     ) -> [S::F; R] {
         let s = self.s;
-        let minus_infinity = s.splat(f32::NEG_INFINITY);
-        let mut tops = [minus_infinity; R];
-        for (i, &block) in segment.blocks.iter().enumerate() {
-            let (keys, _) = self.tiles(block);
-            let next = K::numbers(self.tiles(segment.blocks[(i + 1).min(segment.blocks.len() - 1)]).0);
-            let next = next.as_chunks::<LANES>().0;
-            let mut acc = [s.splat(0.0); R];
-            for ((keys, next), queries) in
-                K::numbers(keys).as_chunks::<LANES>().0.iter().zip(next).zip(queries)
-            {
+        let mut tops = [s.splat(f32::NEG_INFINITY); R];
+        // Two at a time where registers allow it: each query's number is read once for both.
+        let n_pairs = if 2 * R + 3 <= S::N_REGISTERS { segment.blocks.len() / 2 } else { 0 };
+        for pair in 0..n_pairs {
+            let found = self.score_blocks::<R, 2>(queries, rows, segment, 2 * pair, scratch);
+            tops = std::array::from_fn(|r| s.max(tops[r], found[r]));
+        }
+        for at in 2 * n_pairs..segment.blocks.len() {
+            let found = self.score_blocks::<R, 1>(queries, rows, segment, at, scratch);
+            tops = std::array::from_fn(|r| s.max(tops[r], found[r]));
+        }
+        tops
+    }
+
+    /// The same for `B` blocks, from the segment's block `first` on.
+    #[inline(always)]
+    fn score_blocks<const R: usize, const B: usize>(
+        self,
+        queries: &[[[f32; LANES]; R]],
+        rows: &[Row; R],
+        segment: Segment<'_>,
+        first: usize,
+        scratch: &mut Scratch,
+    ) -> [S::F; R] {
+        let s = self.s;
+        let last = segment.blocks.len() - 1;
+        let keys_of = |at: usize| self.tiles(segment.blocks[at.min(last)]).0;
+        let tiles: [&[u16]; B] = std::array::from_fn(|b| keys_of(first + b));
+        let keys: [&[[K::Number; LANES]]; B] = std::array::from_fn(|b| K::numbers(tiles[b]));
+        let next: [&[[K::Number; LANES]]; B] = std::array::from_fn(|b| K::numbers(keys_of(first + B + b)));
+        let mut acc = [[s.splat(0.0); B]; R];
+        for (part, queries) in queries.iter().enumerate() {
+            let dims = part * LANES..(part + 1) * LANES;
+            for next in next {
                 // A block begins where no hardware prefetcher expects it.
+                let next = &next[dims.clone()];
                 next.iter().step_by(64 / size_of_val(&next[0])).for_each(|line| s.prefetch(line));
-                for (i, key) in keys.iter().enumerate() {
-                    let key = K::load(s, key);
-                    unroll!(S, r < R, acc[r] = s.fma(s.splat(queries[r][i]), key, acc[r]));
-                }
             }
-            if K::HAS_SCALES {
-                let scales = K::scales(s, keys);
-                acc = acc.map(|acc| s.mul(acc, scales));
-            }
-            let first_token = segment.first_token + i * BLOCK_TOKENS;
-            for r in 0..R {
-                let n_visible = rows[r].n_visible.saturating_sub(first_token).min(BLOCK_TOKENS);
-                let scores = s.keep_first(n_visible, acc[r], minus_infinity);
-                tops[r] = s.max(tops[r], scores);
-                s.store(scores, &mut scratch.scores[r][i]);
+            let keys: [&[[K::Number; LANES]]; B] = std::array::from_fn(|b| &keys[b][dims.clone()]);
+            for i in 0..LANES {
+                let key: [S::F; B] = std::array::from_fn(|b| K::load(s, &keys[b][i]));
+                unroll!(S, r < R, {
+                    let query = s.splat(queries[r][i]);
+                    unroll!(S, b < B, acc[r][b] = s.fma(query, key[b], acc[r][b]));
+                });
             }
         }
+        let minus_infinity = s.splat(f32::NEG_INFINITY);
+        let mut tops = [minus_infinity; R];
+        unroll!(S, b < B, {
+            let first_token = segment.first_token + (first + b) * BLOCK_TOKENS;
+            unroll!(S, r < R, {
+                let mut scores = acc[r][b];
+                if K::HAS_SCALES {
+                    scores = s.mul(scores, K::scales(s, tiles[b]));
+                }
+                let n_visible = rows[r].n_visible.saturating_sub(first_token).min(BLOCK_TOKENS);
+                let scores = s.keep_first(n_visible, scores, minus_infinity);
+                tops[r] = s.max(tops[r], scores);
+                s.store(scores, &mut scratch.scores[r][first + b]);
+            });
+        });
         tops
     }
 
@@ -234,30 +267,32 @@ impl<'a, S: Simd, K: Stored> Pass<'a, S, K> {
         outs: &mut [&mut [f32]; R],
     ) {
         let s = self.s;
-        let heads = self.share.attention.heads;
-        let scores = &scratch.scores;
+        let n_vectors = self.share.attention.heads.head_dim / LANES;
         let mut acc = [[s.splat(0.0); V]; R];
-        for (acc, out) in acc.iter_mut().zip(outs.iter()) {
-            for (acc, part) in acc.iter_mut().zip(&out.as_chunks().0[first..]) {
-                *acc = s.load(part);
-            }
-        }
+        unroll!(S, r < R, {
+            let out = &outs[r].as_chunks().0[first..first + V];
+            unroll!(S, v < V, acc[r][v] = s.load(&out[v]));
+        });
         for (i, &block) in segment.blocks.iter().enumerate() {
+            let next = segment.blocks[(i + 1).min(segment.blocks.len() - 1)];
+            let next = K::numbers(self.tiles(next).1).chunks_exact(n_vectors);
             let (_, values) = self.tiles(block);
-            let values = K::numbers(values).chunks_exact(heads.head_dim / LANES);
+            let weights: [&[f32; BLOCK_TOKENS]; R] = std::array::from_fn(|r| &scratch.scores[r][i]);
+            let values = K::numbers(values).chunks_exact(n_vectors);
             let n_tokens = (n_tokens - i * BLOCK_TOKENS).min(BLOCK_TOKENS);
-            for (t, value) in values.take(n_tokens).enumerate() {
-                let value: [S::F; V] = std::array::from_fn(|v| K::load(s, &value[first + v]));
+            for (t, (value, next)) in (0..n_tokens.min(BLOCK_TOKENS)).zip(values.zip(next)) {
+                s.prefetch(&raw const next[first]);
+                let value = &value[first..first + V];
+                let value: [S::F; V] = std::array::from_fn(|v| K::load(s, &value[v]));
                 unroll!(S, r < R, {
-                    let weight = s.splat(scores[r][i][t]);
+                    let weight = s.splat(weights[r][t]);
                     unroll!(S, v < V, acc[r][v] = s.fma(weight, value[v], acc[r][v]));
                 });
             }
         }
-        for (acc, out) in acc.iter().zip(outs) {
-            for (acc, part) in acc.iter().zip(&mut out.as_chunks_mut().0[first..]) {
-                s.store(*acc, part);
-            }
-        }
+        unroll!(S, r < R, {
+            let out = &mut outs[r].as_chunks_mut().0[first..first + V];
+            unroll!(S, v < V, s.store(acc[r][v], &mut out[v]));
+        });
     }
 }

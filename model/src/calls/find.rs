@@ -137,6 +137,11 @@ impl CallFinder {
         matches!(self.state, State::Text | State::Bare { .. })
     }
 
+    /// Whether the end of the text so far is not given on, because it may be the beginning of something else.
+    pub fn holds_back(&self) -> bool {
+        self.is_text() && !self.pending.is_empty()
+    }
+
     fn accepts_open(&self) -> bool {
         matches!(self.state, State::Text | State::Bare { .. } | State::Tail)
     }

@@ -9,6 +9,8 @@ use super::{CallFormat, Input, Marker, Style, TextGrammar, Tool};
 pub enum Choice {
     /// Free, until the model begins a call: the grammar describes what follows [`CallFormat::trigger`].
     Lazy,
+    /// The same, for one call: the output ends with it.
+    LazyOnce,
     /// Calls and nothing else: one, or up to this many.
     Calls(usize),
 }
@@ -54,6 +56,7 @@ impl CallFormat {
         let (between, call, rest) = one;
         let start = match choice {
             Choice::Lazy => rest.to_owned(),
+            Choice::LazyOnce => format!("{rest} ({})", self.ends()),
             Choice::Calls(most) if most > 1 && self.style != Style::Mistral => {
                 format!("{call} ({between} {call}){{0,{}}}", most - 1)
             }
@@ -65,13 +68,19 @@ impl CallFormat {
             }
             None => format!("start: {start}\n{rules}"),
         };
-        let lazy_llama = self.style == Style::Llama && choice == Choice::Lazy;
+        let lazy_llama = self.style == Style::Llama && matches!(choice, Choice::Lazy | Choice::LazyOnce);
         let body: Vec<String> = (0..tools.len()).map(|idx| format!("t{idx}")).collect();
         grammar.push_str(&format!("{}: {}\n", if lazy_llama { "tail" } else { "body" }, body.join(" | ")));
         for (idx, tool) in tools.iter().enumerate() {
             grammar.push_str(&self.tool_rule(idx, tool, lazy_llama));
         }
         grammar
+    }
+
+    /// The end of the model's turn.
+    fn ends(&self) -> String {
+        let ends: Vec<String> = self.ends.iter().map(|id| format!("<[{id}]>")).collect();
+        ends.join(" | ")
     }
 
     fn tool_rule(&self, idx: usize, tool: &Tool, without_head: bool) -> String {

@@ -102,6 +102,19 @@ impl CallFormat {
         Message { role: Role::Assistant, content }
     }
 
+    /// Reasoning as it stands in front of an answer, written as the model itself would; nothing for models that do not
+    /// reason.
+    pub fn thought(&self, text: &str) -> Content {
+        let mut content = Content::default();
+        if let Some((open, close)) = &self.think {
+            open.append_to(&mut content);
+            content.push_str(&format!("\n{}\n", text.trim_matches('\n')));
+            close.append_to(&mut content);
+            content.push_str("\n\n");
+        }
+        content
+    }
+
     fn tagged(&self, call: &Call, content: &mut Content) {
         self.open.append_to(content);
         content.push_str("\n");

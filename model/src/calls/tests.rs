@@ -29,6 +29,7 @@ fn format(style: Style, by_id: Ids) -> Arc<CallFormat> {
         close,
         args: None,
         think: Some((Marker { text: "<think>", id: None }, Marker { text: "</think>", id: None })),
+        ends: vec![2],
         templated: false,
         has_results: false,
     })

@@ -3,6 +3,7 @@
 use std::sync::{Arc, LazyLock};
 use std::thread;
 
+use model::calls::{Choice, Input, Tool};
 use model::grammar::{Error, GrammarEngine, MAX_LINES, MAX_SOURCE_BYTES, Matcher, source};
 use proptest::prelude::*;
 use serde_json::json;
@@ -32,6 +33,19 @@ fn accepts(source: &str, text: &str) -> bool {
         matcher.consume(token).expect("the mask allows it");
     }
     matcher.is_accepting().expect("no more than a question")
+}
+
+#[test]
+fn a_call_that_is_to_be_the_only_one_ends_the_turn() {
+    let input = Input::Json { schema: r#"{"type":"object","properties":{}}"#.to_owned(), strict: true };
+    let tool = Tool { name: "look".to_owned(), description: String::new(), input };
+    let grammar = |choice| MODEL.prompts.format().grammar(&[&tool], choice, None);
+    let call = "\n{\"name\": \"look\", \"arguments\": {}}\n</tool_call>";
+    let (once, any) = (grammar(Choice::LazyOnce), grammar(Choice::Lazy));
+    assert!(accepts(&once, &format!("{call}<|im_end|>")));
+    assert!(!accepts(&once, call), "the turn has to end");
+    assert!(!accepts(&once, &format!("{call}\n<tool_call>{call}<|im_end|>")), "with the first call");
+    assert!(accepts(&any, call));
 }
 
 #[test]

@@ -3,6 +3,7 @@
 
 use std::sync::{Arc, LazyLock};
 
+use model::calls::Thinks;
 use model::chat_template::{ChatTemplate, Message, Reply, Role};
 use model::prompt::{Entry, Error, LogEnd, PromptBuilder, TemplateClass};
 use proptest::prelude::*;
@@ -91,6 +92,51 @@ fn says_when_a_template_cannot_be_continued() {
     assert!(matches!(drops.extend(LogEnd::Empty, &tool, Reply::None), Err(Error::Dropped(Role::Tool))));
     let quotes = builder("{% for m in messages %}<|im_start|>{{ m.content | tojson }}<|im_end|>{% endfor %}");
     assert!(matches!(quotes.extend(LogEnd::Empty, &user, Reply::None), Err(Error::Transformed(Role::User))));
+}
+
+/// What a template does to the text of old answers is done to their ids, which it never sees.
+#[test]
+fn old_reasoning_is_dropped_from_generated_turns_as_from_written_ones() {
+    let opens = include_str!("../fixtures/drops_old_reasoning.jinja").replace(
+        "'<|im_start|>assistant\\n' }}\n{%- endif %}\n",
+        "'<|im_start|>assistant\\n<think>\\n' }}\n{%- endif %}\n",
+    );
+    let opens = builder(&opens);
+    assert_eq!(opens.thinks(), Thinks::Already);
+    let keeps = &TEMPLATES[3].0;
+    let first = "<think>\nA thought.\n</think>\n\nCall it.";
+    let second = "<think>\nMore.\n</think>\n\nAn answer.";
+    let turns =
+        [(Role::User, "Go."), (Role::Assistant, first), (Role::Tool, "42"), (Role::Assistant, second)];
+    let asked_again = [turns.as_slice(), &[(Role::User, "Again.")]].concat();
+    for (prompts, opener) in [(keeps, ""), (&opens, "<think>\n")] {
+        for dialogue in [&turns[..3], &asked_again] {
+            let generated = |text: &str| {
+                let mut ids = tokenizer().encode_with_specials(text.strip_prefix(opener).expect("it thinks"));
+                ids.push(2);
+                ids
+            };
+            let entries: Vec<Owned> = dialogue
+                .iter()
+                .map(|(role, text)| match role {
+                    Role::Assistant => Owned::Generated(generated(text)),
+                    role => Owned::Message(message(*role, text)),
+                })
+                .collect();
+            let entries: Vec<Entry<'_>> = entries.iter().map(Owned::entry).collect();
+            let ids = prompts.render_all(&entries, Reply::Expected, &[]).unwrap();
+            let written = prompts.template().render(dialogue, Reply::Expected).unwrap();
+            assert_eq!(text(&ids), written);
+            assert_eq!(ids, tokenizer().encode_with_specials(&written));
+        }
+    }
+    // Nothing but thoughts: nothing was said.
+    let cut = Owned::Generated(tokenizer().encode_with_specials("<think>\nA tho"));
+    let entries =
+        [Owned::Message(message(Role::User, "Go.")), cut, Owned::Message(message(Role::User, "Well?"))];
+    let entries: Vec<Entry<'_>> = entries.iter().map(Owned::entry).collect();
+    let ids = keeps.render_all(&entries, Reply::None, &[]).unwrap();
+    assert!(!text(&ids).contains("think"), "{}", text(&ids));
 }
 
 /// An entry with its data.

@@ -128,10 +128,13 @@ fn lanes_have_names_of_a_few_characters() {
 
 #[test]
 fn other_frames_are_known_or_refused() {
-    assert!(matches!(
-        parse_frame(r#"{"type":"response.cancel","response_id":"r"}"#),
-        Ok(ClientEvent::Cancel { .. })
-    ));
+    let partial = |frame: &str| match parse_frame(frame) {
+        Ok(ClientEvent::Stop { partial, .. }) => Some(partial),
+        _ => None,
+    };
+    assert_eq!(partial(r#"{"type":"response.cancel","response_id":"r"}"#), Some(Partial::Keep));
+    let interrupt = r#"{"type":"response.interrupt","response_id":"r","mode":"discard_partial_items"}"#;
+    assert_eq!(partial(interrupt), Some(Partial::Discard));
     assert!(matches!(parse_frame(r#"{"type":"response.processed"}"#), Ok(ClientEvent::Ignored)));
     assert_eq!(parse_frame(r#"{"type":"nonsense"}"#).expect_err("unknown").code, "unknown_event_type");
     assert_eq!(parse_frame("{}").expect_err("no type").code, "missing_required_parameter");

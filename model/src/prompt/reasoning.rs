@@ -1,0 +1,54 @@
+//! What becomes of the reasoning in generated turns when a dialogue is rendered again.
+//!
+//! Templates of models that reason keep the reasoning of the turns behind the last user message, where the model is
+//! still at work, and drop it from older ones: `content.split("</think>")[-1].lstrip("\n")`. Generated ids do not pass
+//! through the template, so the same is done to them here.
+
+use std::borrow::Cow;
+
+use crate::calls::Thinks;
+use crate::tokenizer::Tokenizer;
+
+const OPEN: &str = "<think>";
+const CLOSE: &str = "</think>";
+
+/// What a prompt that opens the reasoning ends with.
+pub(super) fn opener(prompt: &str, tokenizer: &Tokenizer) -> Vec<u32> {
+    let opener = prompt.rfind(OPEN).map_or("", |at| &prompt[at..]);
+    tokenizer.encode_with_specials(opener)
+}
+
+/// The ids of a turn whose reasoning the prompt has opened, with what has opened it; None when there is no reasoning.
+pub(super) fn opened<'a>(ids: &'a [u32], opener: &[u32], tokenizer: &Tokenizer) -> Option<Cow<'a, [u32]>> {
+    let text: Vec<u8> = ids.iter().flat_map(|id| tokenizer.token_bytes(*id)).copied().collect();
+    String::from_utf8_lossy(&text).contains(CLOSE).then(|| [opener, ids].concat().into())
+}
+
+/// The ids of a turn without its reasoning. Ids behind it stay as they were generated.
+pub(super) fn without<'a>(ids: &'a [u32], thinks: Thinks, tokenizer: &Tokenizer) -> Cow<'a, [u32]> {
+    let ends = ids.last().is_some_and(|id| tokenizer.is_end_of_turn(*id));
+    let (said, end) = ids.split_at(ids.len() - usize::from(ends));
+    let mut text = Vec::new();
+    // Where the text of each id ends.
+    let ends_at: Vec<usize> = said
+        .iter()
+        .map(|id| {
+            text.extend_from_slice(tokenizer.token_bytes(*id));
+            text.len()
+        })
+        .collect();
+    let text = String::from_utf8_lossy(&text);
+    if thinks == Thinks::MayBegin && !text.trim_start().starts_with(OPEN) {
+        return ids.into();
+    }
+    // Bytes that are no characters only stand in an answer that was cut off.
+    let lossless = ends_at.last().is_none_or(|len| *len == text.len());
+    let Some(at) = text.rfind(CLOSE).filter(|_| lossless) else { return end.into() };
+    let answer = &text[at + CLOSE.len()..];
+    let from = text.len() - answer.trim_start_matches('\n').len();
+    match ends_at.iter().position(|end| *end == from) {
+        Some(idx) => ids[idx + 1..].into(),
+        // The answer begins within a token.
+        None => [tokenizer.encode_ordinary(&text[from..]).as_slice(), end].concat().into(),
+    }
+}

@@ -1,0 +1,92 @@
+//! A turn that is stopped in the middle of an item: what was complete stays, the rest was said or not, as the client
+//! wishes.
+
+use anyhow::ensure;
+use serde_json::{Value, json};
+
+use crate::client::{Socket, Turn, create, with};
+use crate::cluster::{Cluster, Spec};
+use crate::scripted::{Says, Script};
+
+const BEGUN: &str =
+    "Let me look. Yes.\n<tool_call>\n{\"name\": \"look\", \"arguments\": {\"where\": \"to the left";
+
+fn asked(input: &str, fields: Value) -> Value {
+    let where_to = json!({"type": "object", "properties": {"where": {"type": "string"}}});
+    let tool = json!({"type": "function", "name": "look", "parameters": where_to});
+    let fields = with(json!({"tools": [tool], "store": false, "max_output_tokens": 200}), fields);
+    with(create(input), fields)
+}
+
+/// Stops a turn with `stop` once it has sent an event of this kind, and falls silent.
+async fn stopped(socket: &mut Socket, seen: &str, stop: Value) -> anyhow::Result<Turn> {
+    socket.send(&asked("What is there?", json!({}))).await?;
+    let events = socket.until(seen).await?;
+    let stop = with(json!({"response_id": events[0]["response"]["id"]}), stop);
+    socket.send(&stop).await?;
+    let turn = socket.rest(events).await?;
+    assert_eq!(turn.end(), "response.incomplete", "{}", turn.last());
+    assert_eq!(turn.response()["incomplete_details"]["reason"], "interrupted");
+    ensure!(turn.usage("/output_tokens") > 0, "it is counted: {}", turn.last());
+    Ok(turn)
+}
+
+/// What the model reads of a stopped turn when it is continued.
+async fn continued(script: &Script, socket: &mut Socket, turn: &Turn) -> anyhow::Result<String> {
+    script.say([Says::Text("Fine.")]);
+    let next = socket.turn(&asked("Go on.", json!({"previous_response_id": turn.id()}))).await?;
+    next.expect_answer();
+    Ok(script.heard())
+}
+
+async fn start(script: &Script) -> anyhow::Result<(Cluster, Socket)> {
+    let cluster = script.cluster(Spec::aggregated(0)).await?;
+    let socket = Socket::open(cluster.address()).await?;
+    Ok((cluster, socket))
+}
+
+#[tokio::test]
+async fn an_interrupted_call_was_never_made() -> anyhow::Result<()> {
+    let script = Script::default();
+    let (_cluster, mut socket) = start(&script).await?;
+    let discards = json!({"type": "response.interrupt", "mode": "discard_partial_items"});
+    let keeps = json!({"type": "response.cancel"});
+    for (stop, n_items) in [(discards, 1), (keeps, 2)] {
+        script.say([Says::Text(BEGUN), Says::Silence]);
+        let turn = stopped(&mut socket, "response.function_call_arguments.delta", stop).await?;
+        let output = turn.response()["output"].as_array().cloned().unwrap_or_default();
+        assert_eq!(output.len(), n_items, "{output:?}");
+        assert_eq!(output[0]["content"][0]["text"], "Let me look. Yes.");
+        assert_eq!(output[0]["status"], "completed");
+        let heard = continued(&script, &mut socket, &turn).await?;
+        ensure!(heard.contains("Let me look. Yes."), "{heard}");
+        assert_eq!(heard.contains("to the left"), n_items == 2, "{heard}");
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn an_interrupted_text_was_never_said() -> anyhow::Result<()> {
+    let script = Script::default();
+    let (_cluster, mut socket) = start(&script).await?;
+    script.say([Says::Text("Once upon a time"), Says::Silence]);
+    let turn =
+        stopped(&mut socket, "response.output_text.delta", json!({"type": "response.interrupt"})).await?;
+    assert_eq!(turn.response()["output"], json!([]));
+    let heard = continued(&script, &mut socket, &turn).await?;
+    ensure!(!heard.contains("Once upon"), "{heard}");
+    ensure!(heard.contains("What is there?") && heard.contains("Go on."), "{heard}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn an_interrupt_that_comes_too_late_is_no_mistake() -> anyhow::Result<()> {
+    let script = Script::default();
+    let (_cluster, mut socket) = start(&script).await?;
+    script.say([Says::Text("A ship.")]);
+    let turn = socket.turn(&asked("What is there?", json!({}))).await?;
+    socket.send(&json!({"type": "response.interrupt", "response_id": turn.id()})).await?;
+    let heard = continued(&script, &mut socket, &turn).await?;
+    ensure!(heard.contains("A ship."), "{heard}");
+    Ok(())
+}
