@@ -127,6 +127,11 @@ impl CallFormat {
         self.templated
     }
 
+    /// The token that ends reasoning, if it is one.
+    pub(crate) fn end_of_thinking(&self) -> Option<u32> {
+        self.think.and_then(|(_, close)| close.id)
+    }
+
     /// Whether the model thinks aloud before it answers.
     pub fn knows_reasoning(&self) -> bool {
         self.think.is_some()

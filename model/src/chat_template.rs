@@ -73,6 +73,13 @@ impl Content {
         self.specials.push((self.text.len(), id));
     }
 
+    /// What stands behind the first `n_bytes` bytes of the text. Special tokens right behind them stay.
+    pub(crate) fn behind(&self, n_bytes: usize) -> Self {
+        let specials =
+            self.specials.iter().filter(|(at, _)| *at >= n_bytes).map(|(at, id)| (at - n_bytes, *id));
+        Self { text: self.text[n_bytes..].to_owned(), specials: specials.collect() }
+    }
+
     /// Appends all of `other`.
     pub fn append(&mut self, other: &Self) {
         let from = self.text.len();

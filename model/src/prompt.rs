@@ -193,6 +193,12 @@ impl PromptBuilder {
         if entries.is_empty() && reply == Reply::None {
             return Ok(Vec::new());
         }
+        let cut = inner.without_old_reasoning(&entries);
+        for (entry, cut) in entries.iter_mut().zip(&cut) {
+            if let Some(message) = cut {
+                *entry = Entry::Message(message);
+            }
+        }
         let kept = inner.kept(&entries);
         let sources: Vec<Source> = entries.iter().map(|entry| inner.source(entry)).collect();
         let text = inner.render_with(&sources, reply, offer.value)?;
@@ -366,14 +372,43 @@ impl Inner {
         }
     }
 
+    /// Up to where the template drops reasoning.
+    fn drops_until(&self, entries: &[Entry<'_>]) -> usize {
+        // As Qwen3's template has it: what a tool has said is no question, whoever brings it.
+        let is_result =
+            |text: &str| text.starts_with("<tool_response>") && text.ends_with("</tool_response>");
+        let is_question = |entry: &Entry<'_>| match entry {
+            Entry::Message(message) => {
+                message.role == Role::User && !is_result(message.content.text().trim())
+            }
+            Entry::Generated { .. } => false,
+        };
+        match self.class {
+            TemplateClass::AppendOnlyWithinToolLoop => {
+                entries.iter().rposition(is_question).unwrap_or_default()
+            }
+            TemplateClass::AppendOnly | TemplateClass::Rewrites => 0,
+        }
+    }
+
+    /// The assistant's messages as the template would write them, where that is not all of them.
+    fn without_old_reasoning(&self, entries: &[Entry<'_>]) -> Vec<Option<Message>> {
+        let drops_until = self.drops_until(entries);
+        let cut = |(idx, entry): (usize, &Entry<'_>)| match entry {
+            Entry::Message(message) if idx < drops_until && message.role == Role::Assistant => {
+                let content = reasoning::answer_of(&message.content, self.format.end_of_thinking())?;
+                Some(Message { role: Role::Assistant, content })
+            }
+            _ => None,
+        };
+        entries.iter().enumerate().map(cut).collect()
+    }
+
     /// The generated ids as the template would keep them, where that is not all of them.
     fn kept<'a>(&self, entries: &[Entry<'a>]) -> Vec<Option<Cow<'a, [u32]>>> {
-        let is_question =
-            |entry: &Entry<'_>| matches!(entry, Entry::Message(message) if message.role == Role::User);
-        let last_question = entries.iter().rposition(is_question).unwrap_or_default();
-        let drops = self.class == TemplateClass::AppendOnlyWithinToolLoop;
+        let drops_until = self.drops_until(entries);
         let kept = |(idx, entry): (usize, &Entry<'a>)| match entry {
-            Entry::Generated { ids } if drops && idx < last_question => {
+            Entry::Generated { ids } if idx < drops_until => {
                 Some(reasoning::without(ids, self.thinks, &self.tokenizer))
             }
             Entry::Generated { ids } if self.thinks == Thinks::Already => {

@@ -36,7 +36,7 @@ fn asked(input: Value, fields: Value) -> Value {
 }
 
 fn kinds(turn: &Turn) -> Vec<&str> {
-    let output = turn.response()["output"].as_array().expect("a list");
+    let output = turn.response()["output"].as_array().unwrap_or_else(|| panic!("no output: {}", turn.last()));
     output.iter().filter_map(|item| item["type"].as_str()).collect()
 }
 
@@ -71,12 +71,14 @@ async fn a_tool_loop_goes_on_with_its_calls_and_results() -> anyhow::Result<()> 
     let there = [RULES, "She counted forty ships.", "<tool_call>", "\"look\"", "One more ship."];
     check_heard(&script, &there, &["writes their names"]);
     // From here on the summary is what is continued, however far.
+    let mut parent = answered.id().to_owned();
     for question in ["And now?", "And then?"] {
         script.say([Says::Text("Nothing new.")]);
-        let fields = json!({"previous_response_id": answered.id(), "store": false});
+        let fields = json!({"previous_response_id": parent, "store": false});
         let next = socket.turn(&asked(json!([user(question)]), fields)).await?;
         assert_eq!(kinds(&next), ["message"], "{}", next.last());
         check_heard(&script, &[&there[..], &["Aye, forty-one.", question]].concat(), &["writes their names"]);
+        next.id().clone_into(&mut parent);
     }
     Ok(())
 }
@@ -119,10 +121,14 @@ async fn a_conversation_that_the_server_keeps_becomes_shorter_for_good() -> anyh
     let say = async |input: Value| {
         ask::whole(address, &asked(json!([input]), json!({"conversation": made["id"]}))).await
     };
+    let say_at_length = async |input: Value| {
+        let fields = json!({"conversation": made["id"], "context_management": null});
+        ask::whole(address, &asked(json!([input]), fields)).await
+    };
     script.say([Says::Text("Noted.")]);
-    say(user(&format!("My ship is the Ada. {}", OLD.repeat(8)))).await?;
+    say_at_length(user(&format!("My ship is the Ada. {}", OLD.repeat(8)))).await?;
     script.say([Says::Text("Noted, too.")]);
-    say(user(&OLD.repeat(8))).await?;
+    say_at_length(user(&OLD.repeat(8))).await?;
     script.say([Says::Text("The ship is the Ada.")]);
     script.say([Says::Text("The Ada.")]);
     let shortened = say(user("Which ship?")).await?;

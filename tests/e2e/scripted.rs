@@ -149,7 +149,7 @@ async fn say(
         }
     }
     let reason = if n_said < limit {
-        send(token(TEXT.tokenizer.end_of_turn_ids()[0])).await;
+        send(token(TEXT.tokenizer.special_id("<|im_end|>").expect("it ends turns"))).await;
         v1::FinishReason::Stop
     } else if limit == 0 {
         v1::FinishReason::Prefilled

@@ -132,7 +132,10 @@ impl Basis {
     fn find_by_content(&mut self, gateway: &Gateway, origin: &Origin) {
         let start = ContentHash::start(&origin.tenant, self.instructions.as_deref(), &self.tools);
         let contents = History::new(start).contents_with(&self.entries);
-        let found = contents
+        // What asks for a summary says nothing, but is never something that was said.
+        let asks = self.new.iter().position(|item| matches!(item.kind, InputKind::CompactionTrigger));
+        let most = asks.unwrap_or(self.new.len());
+        let found = contents[..=most]
             .iter()
             .enumerate()
             .skip(1)

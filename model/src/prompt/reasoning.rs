@@ -7,6 +7,7 @@
 use std::borrow::Cow;
 
 use crate::calls::Thinks;
+use crate::chat_template::Content;
 use crate::tokenizer::Tokenizer;
 
 const OPEN: &str = "<think>";
@@ -22,6 +23,16 @@ pub(super) fn opener(prompt: &str, tokenizer: &Tokenizer) -> Vec<u32> {
 pub(super) fn opened<'a>(ids: &'a [u32], opener: &[u32], tokenizer: &Tokenizer) -> Option<Cow<'a, [u32]>> {
     let text: Vec<u8> = ids.iter().flat_map(|id| tokenizer.token_bytes(*id)).copied().collect();
     String::from_utf8_lossy(&text).contains(CLOSE).then(|| [opener, ids].concat().into())
+}
+
+/// A message without the reasoning in front of it; None when there is none. `end` is the token that ends reasoning, if
+/// that is one token.
+pub(super) fn answer_of(content: &Content, end: Option<u32>) -> Option<Content> {
+    let special = content.specials().iter().rev().find(|(_, id)| Some(*id) == end).map(|(at, _)| *at);
+    let written = content.text().rfind(CLOSE).map(|at| at + CLOSE.len());
+    let from = special.max(written)?;
+    let text = &content.text()[from..];
+    Some(content.behind(content.text().len() - text.trim_start_matches('\n').len()))
 }
 
 /// The ids of a turn without its reasoning. Ids behind it stay as they were generated.
