@@ -1,29 +1,68 @@
 //! Conversations that clients name: lists of items that responses read before they begin and add to when they end.
 //!
 //! A turn of a conversation is an ordinary turn whose input begins with all of its items. It costs no more than a
-//! continuation: the response that the items have led to is its parent.
+//! continuation: the response that the items have led to is its parent. Where responses outlive the process,
+//! conversations do: what is in memory is what was used last.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use dashmap::DashMap;
+use dashmap::mapref::entry::Entry;
+use tokio::sync::Mutex as AsyncMutex;
 
 use crate::emit::{new_id, unix_now};
 use crate::error::ApiError;
-use crate::history::Entry;
-use crate::store::Stored;
+use crate::history;
+use crate::store::{Store, Stored};
+
+/// A conversation that was asked for within so many seconds is not let go.
+const IN_USE_S: u64 = 60;
 
 /// An item of a conversation.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct ListedItem {
     pub(crate) id: String,
     pub(crate) json: Arc<str>,
 }
 
-impl From<Entry> for ListedItem {
-    fn from(entry: Entry) -> Self {
+impl From<history::Entry> for ListedItem {
+    fn from(entry: history::Entry) -> Self {
         Self { id: entry.id, json: entry.json }
     }
+}
+
+/// What is told of a conversation besides its items.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Head {
+    /// Seconds since 1970.
+    pub(crate) created_at: u64,
+    pub(crate) metadata: BTreeMap<String, String>,
+}
+
+/// A conversation as it is kept.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Kept {
+    pub(crate) head: Head,
+    pub(crate) items: Vec<ListedItem>,
+}
+
+/// A change of a conversation.
+#[derive(Debug)]
+pub(crate) enum Change {
+    /// It begins, unless `most` exist.
+    Create {
+        tenant: Arc<str>,
+        head: Head,
+        items: Vec<ListedItem>,
+        most: usize,
+    },
+    Append(Vec<ListedItem>),
+    /// The item with this id goes.
+    Remove(String),
+    Metadata(BTreeMap<String, String>),
+    Delete,
 }
 
 /// One conversation.
@@ -31,8 +70,12 @@ impl From<Entry> for ListedItem {
 pub(crate) struct Conversation {
     pub(crate) id: String,
     pub(crate) tenant: Arc<str>,
-    pub(crate) created_at: u64,
+    created_at: u64,
     state: Mutex<State>,
+    /// When it was last asked for, in seconds since 1970.
+    used_at: AtomicU64,
+    /// Changes come one after the other, on disk and in memory.
+    changing: AsyncMutex<()>,
 }
 
 #[derive(Debug, Default)]
@@ -55,8 +98,26 @@ pub(crate) struct Continued {
 }
 
 impl Conversation {
+    fn new(id: String, tenant: Arc<str>, kept: Kept) -> Self {
+        let Kept { head, items } = kept;
+        let n_bytes = n_bytes(&items);
+        let state = State { items, n_bytes, metadata: head.metadata, latest: None };
+        Self {
+            id,
+            tenant,
+            created_at: head.created_at,
+            state: Mutex::new(state),
+            used_at: AtomicU64::new(unix_now()),
+            changing: AsyncMutex::default(),
+        }
+    }
+
     pub(crate) fn items(&self) -> Vec<ListedItem> {
         self.state().items.clone()
+    }
+
+    pub(crate) fn head(&self) -> Head {
+        Head { created_at: self.created_at, metadata: self.state().metadata.clone() }
     }
 
     /// What the next turn continues. O(items since the last turn).
@@ -68,49 +129,8 @@ impl Conversation {
         Continued { latest, newer: state.items[from..].to_vec(), n_items: state.items.len() }
     }
 
-    /// Adds what a turn brought and made, which has begun after `n_before` items.
-    ///
-    /// # Errors
-    /// When the conversation would become larger than `max_bytes`.
-    pub(crate) fn answered(
-        &self,
-        items: Vec<ListedItem>,
-        stored: &Arc<Stored>,
-        n_before: usize,
-        max_bytes: usize,
-    ) -> Result<(), ApiError> {
-        let mut state = self.state();
-        // Another turn may have run beside this one, or an item was removed: then no response holds all of it.
-        let holds_all = state.items.len() == n_before;
-        state.append(items, max_bytes)?;
-        state.latest = holds_all.then(|| (Arc::downgrade(stored), state.items.len()));
-        Ok(())
-    }
-
-    /// Adds items at the end.
-    ///
-    /// # Errors
-    /// When the conversation would become larger than `max_bytes`.
-    pub(crate) fn append(&self, items: Vec<ListedItem>, max_bytes: usize) -> Result<(), ApiError> {
-        self.state().append(items, max_bytes)
-    }
-
-    /// Removes an item; false when there is none with this id.
-    pub(crate) fn remove(&self, id: &str) -> bool {
-        let mut state = self.state();
-        let Some(idx) = state.items.iter().position(|item| item.id == id) else { return false };
-        let item = state.items.remove(idx);
-        state.n_bytes -= item.json.len();
-        state.latest = None;
-        true
-    }
-
-    pub(crate) fn metadata(&self) -> BTreeMap<String, String> {
-        self.state().metadata.clone()
-    }
-
-    pub(crate) fn set_metadata(&self, metadata: BTreeMap<String, String>) {
-        self.state().metadata = metadata;
+    fn n_bytes(&self) -> usize {
+        self.state().n_bytes
     }
 
     fn state(&self) -> std::sync::MutexGuard<'_, State> {
@@ -118,57 +138,81 @@ impl Conversation {
     }
 }
 
-impl State {
-    fn append(&mut self, items: Vec<ListedItem>, max_bytes: usize) -> Result<(), ApiError> {
-        let n_bytes: usize = items.iter().map(|item| item.json.len()).sum();
-        if self.n_bytes + n_bytes > max_bytes {
-            let message =
-                format!("the conversation would hold more than {max_bytes} bytes: start another one");
-            return Err(ApiError::invalid("conversation_too_large", message));
-        }
-        self.n_bytes += n_bytes;
-        self.items.extend(items);
-        Ok(())
-    }
+fn n_bytes(items: &[ListedItem]) -> usize {
+    items.iter().map(|item| item.json.len()).sum()
 }
 
 /// All conversations of one gateway. Cheap to clone.
 #[derive(Debug, Clone)]
 pub(crate) struct Conversations {
-    by_id: Arc<DashMap<String, Arc<Conversation>>>,
-    limit: usize,
+    inner: Arc<Inner>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    by_id: DashMap<String, Arc<Conversation>>,
+    store: Store,
+    limits: Limits,
+    /// Bytes of the items in memory.
+    n_bytes: AtomicUsize,
+}
+
+/// Limits of conversations.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Limits {
+    /// How many there may be. Of those on disk, as many are kept in memory.
+    pub(crate) n: usize,
+    /// Bytes of one conversation's items.
+    pub(crate) bytes_each: usize,
+    /// Bytes of the items in memory.
+    pub(crate) bytes: usize,
 }
 
 impl Conversations {
-    /// Keeps at most `limit` of them.
-    pub(crate) fn new(limit: usize) -> Self {
-        Self { by_id: Arc::default(), limit }
+    /// Kept where `store` keeps responses.
+    pub(crate) fn new(store: Store, limits: Limits) -> Self {
+        let (by_id, n_bytes) = (DashMap::new(), AtomicUsize::new(0));
+        Self { inner: Arc::new(Inner { by_id, store, limits, n_bytes }) }
     }
 
-    /// A new, empty one.
+    /// A new one with these items.
     ///
     /// # Errors
-    /// When too many exist.
-    pub(crate) fn create(&self, tenant: &Arc<str>) -> Result<Arc<Conversation>, ApiError> {
-        if self.by_id.len() >= self.limit {
+    /// When too many exist, the items are too large, or the disk fails.
+    pub(crate) async fn create(
+        &self,
+        tenant: &Arc<str>,
+        items: Vec<ListedItem>,
+        metadata: BTreeMap<String, String>,
+    ) -> Result<Arc<Conversation>, ApiError> {
+        let inner = &*self.inner;
+        self.check_room(0, &items)?;
+        if !self.has_room() {
             return Err(ApiError::overloaded("too many conversations are kept: delete some"));
         }
-        let conversation = Arc::new(Conversation {
-            id: new_id("conv"),
+        let (id, head) = (new_id("conv"), Head { created_at: unix_now(), metadata });
+        let change = Change::Create {
             tenant: Arc::clone(tenant),
-            created_at: unix_now(),
-            state: Mutex::default(),
-        });
-        self.by_id.insert(conversation.id.clone(), Arc::clone(&conversation));
+            head: head.clone(),
+            items: items.clone(),
+            most: inner.limits.n,
+        };
+        inner.store.converse(&id, change).await?;
+        let conversation = Arc::new(Conversation::new(id, Arc::clone(tenant), Kept { head, items }));
+        inner.n_bytes.fetch_add(conversation.n_bytes(), Ordering::Relaxed);
+        inner.by_id.insert(conversation.id.clone(), Arc::clone(&conversation));
         Ok(conversation)
     }
 
-    /// A conversation of `tenant`.
+    /// A conversation of `tenant`, if it is in memory: [`recall`](Self::recall) brings it there.
     ///
     /// # Errors
     /// When there is none with this id.
     pub(crate) fn get(&self, id: &str, tenant: &str) -> Result<Arc<Conversation>, ApiError> {
-        let found = self.by_id.get(id).map(|conversation| Arc::clone(&conversation));
+        let found = self.inner.by_id.get(id).map(|conversation| Arc::clone(&conversation));
+        if let Some(found) = &found {
+            found.used_at.store(unix_now(), Ordering::Relaxed);
+        }
         found.filter(|conversation| *conversation.tenant == *tenant).ok_or_else(|| {
             let id: String = id.chars().take(80).collect();
             ApiError::not_found(
@@ -178,7 +222,149 @@ impl Conversations {
         })
     }
 
-    pub(crate) fn delete(&self, id: &str) {
-        self.by_id.remove(id);
+    /// A conversation of `tenant`, wherever it is; it is in memory afterwards.
+    ///
+    /// # Errors
+    /// When there is none with this id, or the disk fails.
+    pub(crate) async fn recall(&self, id: &str, tenant: &Arc<str>) -> Result<Arc<Conversation>, ApiError> {
+        if !self.inner.by_id.contains_key(id)
+            && let Some(kept) = self.inner.store.conversation(id, tenant).await?
+        {
+            self.has_room();
+            let conversation = Arc::new(Conversation::new(id.to_owned(), Arc::clone(tenant), kept));
+            // Another request may have brought it meanwhile: there is only one of it.
+            if let Entry::Vacant(place) = self.inner.by_id.entry(id.to_owned()) {
+                self.inner.n_bytes.fetch_add(conversation.n_bytes(), Ordering::Relaxed);
+                place.insert(conversation);
+            }
+        }
+        self.get(id, tenant)
+    }
+
+    /// Adds items at the end.
+    ///
+    /// # Errors
+    /// When the conversation would become too large, was deleted, or the disk fails.
+    pub(crate) async fn append(
+        &self,
+        conversation: &Conversation,
+        items: Vec<ListedItem>,
+    ) -> Result<(), ApiError> {
+        let _changing = conversation.changing.lock().await;
+        self.append_now(conversation, items).await
+    }
+
+    /// Adds what a turn brought and made, which has begun after `n_before` items.
+    ///
+    /// # Errors
+    /// When the conversation would become too large, was deleted, or the disk fails.
+    pub(crate) async fn answered(
+        &self,
+        conversation: &Conversation,
+        items: Vec<ListedItem>,
+        stored: &Arc<Stored>,
+        n_before: usize,
+    ) -> Result<(), ApiError> {
+        let _changing = conversation.changing.lock().await;
+        // Another turn may have run beside this one, or an item was removed: then no response holds all of it.
+        let holds_all = conversation.state().items.len() == n_before;
+        self.append_now(conversation, items).await?;
+        let mut state = conversation.state();
+        state.latest = holds_all.then(|| (Arc::downgrade(stored), state.items.len()));
+        Ok(())
+    }
+
+    async fn append_now(&self, conversation: &Conversation, items: Vec<ListedItem>) -> Result<(), ApiError> {
+        let n_there = conversation.state().n_bytes;
+        self.check_room(n_there, &items)?;
+        let (n_bytes, inner) = (n_bytes(&items), &*self.inner);
+        let n_all = inner.n_bytes.load(Ordering::Relaxed);
+        if !inner.store.is_durable() && n_all + n_bytes > inner.limits.bytes {
+            return Err(ApiError::overloaded("conversations take as much memory as they may: delete some"));
+        }
+        inner.store.converse(&conversation.id, Change::Append(items.clone())).await?;
+        inner.n_bytes.fetch_add(n_bytes, Ordering::Relaxed);
+        let mut state = conversation.state();
+        state.n_bytes += n_bytes;
+        state.items.extend(items);
+        Ok(())
+    }
+
+    /// Removes an item; false when there is none with this id.
+    ///
+    /// # Errors
+    /// When the disk fails.
+    pub(crate) async fn remove(&self, conversation: &Conversation, id: &str) -> Result<bool, ApiError> {
+        let _changing = conversation.changing.lock().await;
+        let place = |state: &State| state.items.iter().position(|item| item.id == id);
+        if place(&conversation.state()).is_none() {
+            return Ok(false);
+        }
+        self.inner.store.converse(&conversation.id, Change::Remove(id.to_owned())).await?;
+        let mut state = conversation.state();
+        let Some(idx) = place(&state) else { return Ok(false) };
+        let item = state.items.remove(idx);
+        state.n_bytes -= item.json.len();
+        self.inner.n_bytes.fetch_sub(item.json.len(), Ordering::Relaxed);
+        state.latest = None;
+        Ok(true)
+    }
+
+    /// Replaces the metadata.
+    ///
+    /// # Errors
+    /// When the disk fails.
+    pub(crate) async fn set_metadata(
+        &self,
+        conversation: &Conversation,
+        metadata: BTreeMap<String, String>,
+    ) -> Result<(), ApiError> {
+        let _changing = conversation.changing.lock().await;
+        self.inner.store.converse(&conversation.id, Change::Metadata(metadata.clone())).await?;
+        conversation.state().metadata = metadata;
+        Ok(())
+    }
+
+    /// Forgets a conversation.
+    ///
+    /// # Errors
+    /// When the disk fails; it is still there then.
+    pub(crate) async fn delete(&self, conversation: &Conversation) -> Result<(), ApiError> {
+        let _changing = conversation.changing.lock().await;
+        self.inner.store.converse(&conversation.id, Change::Delete).await?;
+        if self.inner.by_id.remove(&conversation.id).is_some() {
+            self.inner.n_bytes.fetch_sub(conversation.n_bytes(), Ordering::Relaxed);
+        }
+        Ok(())
+    }
+
+    fn check_room(&self, n_there: usize, items: &[ListedItem]) -> Result<(), ApiError> {
+        let max_bytes = self.inner.limits.bytes_each;
+        if n_there + n_bytes(items) <= max_bytes {
+            return Ok(());
+        }
+        let message = format!("the conversation would hold more than {max_bytes} bytes: start another one");
+        Err(ApiError::invalid("conversation_too_large", message))
+    }
+
+    /// Whether another one may be in memory. What is on disk and not in use is let go for it.
+    fn has_room(&self) -> bool {
+        let Inner { by_id, store, limits, n_bytes } = &*self.inner;
+        let is_full = || by_id.len() >= limits.n || n_bytes.load(Ordering::Relaxed) >= limits.bytes;
+        if is_full() && store.is_durable() {
+            let now = unix_now();
+            let used = |conversation: &Conversation| conversation.used_at.load(Ordering::Relaxed);
+            by_id.retain(|_, kept| {
+                let stays = Arc::strong_count(kept) > 1 || used(kept) + IN_USE_S > now;
+                if !stays {
+                    n_bytes.fetch_sub(kept.n_bytes(), Ordering::Relaxed);
+                }
+                stays
+            });
+        }
+        !is_full()
     }
 }
+
+#[cfg(test)]
+mod tests;

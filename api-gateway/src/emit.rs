@@ -120,8 +120,12 @@ impl<'a> Emitter<'a> {
             return Ok(());
         }
         self.begun = true;
-        self.response_event("response.created", &IN_PROGRESS).await?;
-        self.response_event("response.in_progress", &IN_PROGRESS).await
+        if matches!(self.sink, EventSink::Discard) {
+            return Ok(());
+        }
+        let response = self.json(&IN_PROGRESS);
+        self.response_event("response.created", &response).await?;
+        self.response_event("response.in_progress", &response).await
     }
 
     /// Waits for `work`, repeating `response.in_progress` so that nobody takes the silence for death: also when work is
@@ -131,7 +135,8 @@ impl<'a> Emitter<'a> {
         loop {
             let silent_until = self.last_sent + self.heartbeat;
             if self.begun && tokio::time::Instant::now() >= silent_until {
-                self.response_event("response.in_progress", &IN_PROGRESS).await?;
+                let response = self.json(&IN_PROGRESS);
+                self.response_event("response.in_progress", &response).await?;
                 continue;
             }
             if let Ok(done) = tokio::time::timeout_at(silent_until, &mut work).await {
@@ -288,19 +293,19 @@ impl<'a> Emitter<'a> {
         let baton = self.create.include.baton.then_some(&account);
         let phase = Phase { status: Status::Failed, error: Some(error), baton, ..IN_PROGRESS };
         let response = self.json(&phase);
-        self.end(&phase).await?;
+        self.end(phase.status, &response).await?;
         Ok(response)
     }
 
-    /// Sends the terminal event.
-    pub(crate) async fn end(mut self, phase: &Phase<'_>) -> Result<(), ApiError> {
-        self.response_event(terminal_kind(phase.status), phase).await
+    /// Sends the terminal event of a response with this status and final object.
+    pub(crate) async fn end(mut self, status: Status, response: &str) -> Result<(), ApiError> {
+        self.response_event(terminal_kind(status), response).await
     }
 
-    async fn response_event(&mut self, kind: &'static str, phase: &Phase<'_>) -> Result<(), ApiError> {
+    async fn response_event(&mut self, kind: &'static str, response: &str) -> Result<(), ApiError> {
         // Counted once it is sent: a heartbeat may be dropped while it waits.
         let number = self.sequence_number;
-        self.send(|this| Event::of_response(kind, number, &this.view(phase))).await?;
+        self.send(|_| Event::of_response(kind, number, response)).await?;
         self.sequence_number += 1;
         Ok(())
     }

@@ -86,6 +86,8 @@ pub struct Config {
     pub max_background: usize,
     /// Conversations that clients have named.
     pub max_conversations: usize,
+    /// Bytes of their items in memory; with a disk, what was not used lately makes room.
+    pub max_conversation_bytes: usize,
     /// How long running turns may take to finish once the gateway drains.
     pub drain: Duration,
 }
@@ -119,6 +121,7 @@ impl Default for Config {
             seal_secret: None,
             max_background: 1024,
             max_conversations: 10_000,
+            max_conversation_bytes: 1 << 30,
             drain: Duration::from_secs(30),
         }
     }

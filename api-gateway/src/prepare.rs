@@ -25,6 +25,7 @@ use crate::turn::Origin;
 use crate::wire::{Create, InputItem, InputKind, Tools};
 
 pub(crate) use basis::{Basis, all_entries, count_tokens, find_basis, recall};
+pub(crate) use items::found;
 use render::{build, most_prompt_tokens, truncated};
 
 /// What a token's text takes, about. A token id takes as much.

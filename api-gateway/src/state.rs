@@ -8,7 +8,7 @@ use model::TextModel;
 use crate::Config;
 use crate::background::Background;
 use crate::cluster::ClusterClient;
-use crate::conversations::Conversations;
+use crate::conversations::{Conversations, Limits};
 use crate::seal::Seal;
 use crate::store::Store;
 
@@ -35,7 +35,12 @@ struct Shared {
 impl Gateway {
     pub(crate) fn new(config: Config, text: TextModel, cluster: ClusterClient, store: Store) -> Self {
         let background = Background::new(config.max_background, config.max_request_bytes);
-        let conversations = Conversations::new(config.max_conversations);
+        let limits = Limits {
+            n: config.max_conversations,
+            bytes_each: config.max_request_bytes,
+            bytes: config.max_conversation_bytes,
+        };
+        let conversations = Conversations::new(store.clone(), limits);
         let seal = match &config.seal_secret {
             Some(secret) => Seal::new(secret.reveal().as_bytes()),
             None => Seal::new(&rand::random::<[u8; 32]>()),

@@ -24,6 +24,7 @@ use kv::hash::HashKey;
 use model::TextModel;
 
 use crate::conversation::TokenLog;
+use crate::conversations::{Change, Kept};
 use crate::error::ApiError;
 use crate::history::{ContentHash, Entry, History};
 use crate::metrics as names;
@@ -238,6 +239,29 @@ impl Store {
         }
         inner.memory.put(stored, n_tokens, life);
         Ok(())
+    }
+
+    /// Changes a conversation that is kept on disk, if any is. It survives a crash once this has returned.
+    ///
+    /// # Errors
+    /// When the disk fails or has no room; nothing has changed then.
+    pub(crate) async fn converse(&self, id: &str, change: Change) -> Result<(), ApiError> {
+        let changed = self.inner.durable.converse(id, change).await;
+        changed.map_err(|failure| ApiError::storage(format!("the conversation could not be kept: {failure}")))
+    }
+
+    /// A conversation of `tenant` as it is on disk.
+    ///
+    /// # Errors
+    /// When the disk fails.
+    pub(crate) async fn conversation(&self, id: &str, tenant: &str) -> Result<Option<Kept>, ApiError> {
+        if !self.is_durable() {
+            return Ok(None);
+        }
+        let (inner, id, tenant) = (Arc::clone(&self.inner), id.to_owned(), tenant.to_owned());
+        let reading = tokio::task::spawn_blocking(move || inner.durable.conversation(&id, &tenant));
+        let read = reading.await.unwrap_or_else(|_| Err(Failure::interrupted()));
+        read.map_err(|failure| ApiError::storage(format!("the conversation could not be read: {failure}")))
     }
 
     /// Whether responses outlive the process.

@@ -96,12 +96,11 @@ async fn turn(
     let mut outcome = Outcome { outcome: "cancelled", conversation: &asked.prepared.conversation };
     let mut emitter = Emitter::new(gateway, &asked.create, &asked.prepared, events);
     let shortened = match shortened(gateway, &asked, origin, stop, &mut emitter).await {
-        Err(error) if emitter.has_begun() && !error.is_client_gone() => {
-            outcome.outcome = "failed";
-            let account = Run::new(gateway, &asked, stop).account();
-            return failed(emitter, &error, account).await;
+        Ok(shortened) => shortened,
+        Err(error) => {
+            outcome.outcome = if error.is_client_gone() { "cancelled" } else { "failed" };
+            return failed(emitter, error, Run::new(gateway, &asked, stop).account()).await;
         }
-        shortened => shortened?,
     };
     let asked = shortened.as_ref().unwrap_or(&asked);
     if let Some(sealed) = asked.sealed_summary() {
@@ -122,17 +121,17 @@ async fn turn(
             emitter.begin().await?;
             run.complete(emitter, finish, began).await
         }
-        Err(error) if emitter.has_begun() && !error.is_client_gone() => {
-            failed(emitter, &error, run.account()).await
-        }
-        Err(error) => Err(error),
+        Err(error) => failed(emitter, error, run.account()).await,
     }
 }
 
-/// Ends a response that has begun.
-async fn failed(emitter: Emitter<'_>, error: &ApiError, account: wire::BatonTurn) -> Result<Ended, ApiError> {
+/// Ends a response with an error: by an event when it has begun, else as the answer to the request.
+async fn failed(emitter: Emitter<'_>, error: ApiError, account: wire::BatonTurn) -> Result<Ended, ApiError> {
+    if !emitter.has_begun() || error.is_client_gone() {
+        return Err(error);
+    }
     tracing::warn!(%error, "turn failed");
-    let response = emitter.fail(error, account).await?;
+    let response = emitter.fail(&error, account).await?;
     Ok(Ended { response, stored: None })
 }
 
@@ -453,7 +452,7 @@ impl<'a> Run<'a> {
         }
         let account = self.account();
         if self.prepared.compacts && finish == Finish::Stop && self.summary.trim().is_empty() {
-            return failed(emitter, &compact::no_summary(), account).await;
+            return failed(emitter, compact::no_summary(), account).await;
         }
         self.close_output(status, &mut emitter).await?;
         let baton = self.create.include.baton.then_some(&account);
@@ -470,12 +469,12 @@ impl<'a> Run<'a> {
         if !self.create.aside {
             let put = self.gateway.store().put(Arc::clone(&stored), own);
             if let Err(error) = emitter.waiting(put).await? {
-                return failed(emitter, &error, account).await;
+                return failed(emitter, error, account).await;
             }
-            self.add_to_conversation(&stored);
+            emitter.waiting(self.add_to_conversation(&stored)).await?;
         }
         self.record(usage, &emitter, began);
-        emitter.end(&phase).await?;
+        emitter.end(status, &response).await?;
         Ok(Ended { response, stored: Some(stored) })
     }
 
@@ -499,16 +498,17 @@ impl<'a> Run<'a> {
     }
 
     /// Adds what the turn brought and made to the conversation that the client named.
-    fn add_to_conversation(&self, stored: &Arc<Stored>) {
+    async fn add_to_conversation(&self, stored: &Arc<Stored>) {
         let Some(id) = &self.create.conversation else { return };
         let output = stored.history.newest(stored.n_output_items).into_iter().cloned().map(ListedItem::from);
         let items = self.prepared.own.iter().cloned().chain(output).collect();
-        let limit = self.gateway.config().max_request_bytes;
-        let conversation = self.gateway.conversations().get(id, &stored.tenant);
+        let conversations = self.gateway.conversations();
+        let added = async {
+            let conversation = conversations.get(id, &stored.tenant)?;
+            conversations.answered(&conversation, items, stored, self.prepared.n_before).await
+        };
         // It may have been deleted meanwhile, or be full; the response is there all the same.
-        if let Err(error) = conversation
-            .and_then(|conversation| conversation.answered(items, stored, self.prepared.n_before, limit))
-        {
+        if let Err(error) = added.await {
             tracing::warn!(%error, conversation = id, "the response was not added to its conversation");
         }
     }

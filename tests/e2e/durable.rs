@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 
 use crate::client::{Socket, create, with};
 use crate::cluster::{Cluster, Spec};
+use crate::conformance::ask;
 use crate::http::{self, request};
 
 /// A data folder that goes when the test ends.
@@ -141,5 +142,45 @@ async fn what_was_deleted_or_not_stored_does_not_come_back() -> anyhow::Result<(
     }
     assert_eq!(request(cluster.address(), "DELETE", &path(&kept), "").await?.status, 200);
     assert_eq!(get(&cluster, &path(&kept)).await?.status, 404);
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_conversation_with_a_name_is_there_after_a_restart() -> anyhow::Result<()> {
+    let folder = Folder::new("named");
+    let mut cluster = Cluster::start(folder.spec()).await?;
+    let address = cluster.address();
+    let item = |text: &str| json!({"type": "message", "role": "user", "content": text});
+    let begun = json!({"items": [item("My ship is the Ada.")], "metadata": {"a": "b"}});
+    let (_, made) = ask::json(address, "POST", "/v1/conversations", &begun).await?;
+    let path = format!("/v1/conversations/{}", made["id"].as_str().unwrap_or_default());
+    let asked = |text: &str| with(create(text), json!({"conversation": made["id"]}));
+    let first = ask::whole(address, &asked("What is it called?")).await?;
+    ask::json(address, "POST", &format!("{path}/items"), &json!({"items": [item("Never mind.")]})).await?;
+    ask::json(address, "POST", &path, &json!({"metadata": {"c": "d"}})).await?;
+    let list = format!("{path}/items?order=asc");
+    let items = get(&cluster, &list).await?.json();
+    assert_eq!(items["data"].as_array().map(Vec::len), Some(4), "{items}");
+    let removed = format!("{path}/items/{}", items["data"][3]["id"].as_str().unwrap_or_default());
+    ask::json(address, "DELETE", &removed, &Value::Null).await?;
+
+    cluster.restart_gateway().await?;
+    let head = get(&cluster, &path).await?.json();
+    assert_eq!((&head["metadata"], &head["created_at"]), (&json!({"c": "d"}), &made["created_at"]));
+    let after = get(&cluster, &list).await?.json();
+    assert_eq!(after["data"].as_array(), items["data"].as_array().map(|all| all[..3].to_vec()).as_ref());
+    let address = cluster.address();
+    let next = ask::whole(address, &asked("Whose ship is it?")).await?;
+    let tokens = |response: &Value| response["usage"]["input_tokens"].as_u64().unwrap_or_default();
+    ensure!(tokens(&next) > tokens(&first) + 5, "it knows what was said: {next}");
+    let again = ask::whole(address, &asked("Really?")).await?;
+    ensure!(
+        again["baton"]["tokenized_tokens"].as_u64().is_some_and(|n| n < 24),
+        "only the new part: {again}"
+    );
+    let (status, _) = ask::json(address, "DELETE", &path, &Value::Null).await?;
+    assert_eq!(status, 200);
+    cluster.restart_gateway().await?;
+    assert_eq!(get(&cluster, &path).await?.status, 404);
     Ok(())
 }

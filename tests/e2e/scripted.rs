@@ -116,8 +116,10 @@ impl v1::decode_server::Decode for Worker {
         };
         let (sender, events) = mpsc::channel(16);
         let started = v1::Started { decode_worker: self.info.id.clone(), ..Default::default() };
-        tokio::spawn(say(parts, request.max_output_tokens as usize, Event::Started(started), sender));
-        Ok(Response::new(Box::pin(ReceiverStream::new(events))))
+        let saying = say(parts, request.max_output_tokens as usize, Event::Started(started), sender);
+        // It is said while somebody listens.
+        let saying = futures::stream::once(saying).filter_map(|()| None);
+        Ok(Response::new(Box::pin(futures::stream::select(ReceiverStream::new(events), saying))))
     }
 }
 

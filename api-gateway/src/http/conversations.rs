@@ -13,11 +13,13 @@ use serde_json::value::RawValue;
 use super::listing::{Page, query};
 use super::responses::json;
 use super::{App, body};
-use crate::conversations::{Conversation, ListedItem};
+use crate::conversations::{Conversation, Head, ListedItem};
 use crate::emit::new_id;
 use crate::error::ApiError;
 use crate::history::Entry;
-use crate::wire::{metadata, object, parse_items, with_id};
+use crate::prepare::found;
+use crate::state::Gateway;
+use crate::wire::{InputKind, metadata, object, parse_items, with_id};
 
 /// Items that one request may bring.
 const MAX_ITEMS: usize = 20;
@@ -46,20 +48,25 @@ struct Deleted<'a> {
 }
 
 fn view(conversation: &Conversation) -> Response {
-    axum::Json(View {
-        id: &conversation.id,
-        object: "conversation",
-        created_at: conversation.created_at,
-        metadata: conversation.metadata(),
-    })
-    .into_response()
+    let Head { created_at, metadata } = conversation.head();
+    axum::Json(View { id: &conversation.id, object: "conversation", created_at, metadata }).into_response()
 }
 
-fn parsed(raw: Option<&RawValue>) -> Result<Vec<ListedItem>, ApiError> {
-    let items = parse_items(raw, "items")?;
+/// The items, references replaced by what they stand for.
+async fn parsed(
+    gateway: &Gateway,
+    tenant: &Arc<str>,
+    raw: Option<&RawValue>,
+) -> Result<Vec<ListedItem>, ApiError> {
+    let mut items = parse_items(raw, "items")?;
     if items.len() > MAX_ITEMS {
         let message = format!("at most {MAX_ITEMS} items can be added at once, not {}", items.len());
         return Err(ApiError::bad_value("items", message));
+    }
+    for (idx, item) in items.iter_mut().enumerate() {
+        let InputKind::Reference(id) = &item.kind else { continue };
+        gateway.store().recall_item(tenant, id).await?;
+        *item = found(gateway, item, tenant, &format!("items[{idx}]"))?;
     }
     Ok(items.iter().map(|item| Entry::of_input(item, new_id).into()).collect())
 }
@@ -80,11 +87,10 @@ pub(super) async fn create(
     let tenant = app.gateway.config().api_keys.tenant(&headers)?;
     let bytes = body::decoded(&app, &headers, bytes)?;
     let wire: Wire<'_> = object(text(&bytes)?)?;
-    let (items, metadata) = (parsed(wire.items)?, metadata(wire.metadata)?);
-    let conversation = app.gateway.conversations().create(&tenant)?;
-    conversation.append(items, app.gateway.config().max_request_bytes)?;
-    conversation.set_metadata(metadata.unwrap_or_default());
-    Ok(view(&conversation))
+    let items = parsed(&app.gateway, &tenant, wire.items).await?;
+    let metadata = metadata(wire.metadata)?;
+    let metadata = metadata.unwrap_or_default();
+    Ok(view(&*app.gateway.conversations().create(&tenant, items, metadata).await?))
 }
 
 pub(super) async fn get(
@@ -92,7 +98,7 @@ pub(super) async fn get(
     headers: HeaderMap,
     Path(id): Path<String>,
 ) -> Result<Response, ApiError> {
-    Ok(view(&*app.conversation(&headers, &id)?))
+    Ok(view(&*app.conversation(&headers, &id).await?))
 }
 
 pub(super) async fn update(
@@ -101,11 +107,11 @@ pub(super) async fn update(
     Path(id): Path<String>,
     bytes: body::Received,
 ) -> Result<Response, ApiError> {
-    let conversation = app.conversation(&headers, &id)?;
+    let conversation = app.conversation(&headers, &id).await?;
     let bytes = body::decoded(&app, &headers, bytes)?;
     let wire: Wire<'_> = object(text(&bytes)?)?;
     if let Some(metadata) = metadata(wire.metadata)? {
-        conversation.set_metadata(metadata);
+        app.gateway.conversations().set_metadata(&conversation, metadata).await?;
     }
     Ok(view(&conversation))
 }
@@ -115,8 +121,8 @@ pub(super) async fn delete(
     headers: HeaderMap,
     Path(id): Path<String>,
 ) -> Result<Response, ApiError> {
-    app.conversation(&headers, &id)?;
-    app.gateway.conversations().delete(&id);
+    let conversation = app.conversation(&headers, &id).await?;
+    app.gateway.conversations().delete(&conversation).await?;
     Ok(axum::Json(Deleted { id: &id, object: "conversation.deleted", deleted: true }).into_response())
 }
 
@@ -126,7 +132,7 @@ pub(super) async fn items(
     Path(id): Path<String>,
     page: Result<Query<Page>, QueryRejection>,
 ) -> Result<Response, ApiError> {
-    let items = app.conversation(&headers, &id)?.items();
+    let items = app.conversation(&headers, &id).await?.items();
     Ok(json(query(page)?.of(items.into_iter().map(|item| (item.id, item.json)).collect())?))
 }
 
@@ -136,15 +142,15 @@ pub(super) async fn add_items(
     Path(id): Path<String>,
     bytes: body::Received,
 ) -> Result<Response, ApiError> {
-    let conversation = app.conversation(&headers, &id)?;
+    let conversation = app.conversation(&headers, &id).await?;
     let bytes = body::decoded(&app, &headers, bytes)?;
     let wire: Wire<'_> = object(text(&bytes)?)?;
-    let items = parsed(wire.items)?;
+    let items = parsed(&app.gateway, &conversation.tenant, wire.items).await?;
     if items.is_empty() {
         return Err(ApiError::invalid("missing_required_parameter", "items is required").at("items"));
     }
     let added = items.iter().map(|item| (item.id.clone(), Arc::clone(&item.json))).collect();
-    conversation.append(items, app.gateway.config().max_request_bytes)?;
+    app.gateway.conversations().append(&conversation, items).await?;
     Ok(json(Page::all().of(added)?))
 }
 
@@ -153,7 +159,7 @@ pub(super) async fn item(
     headers: HeaderMap,
     Path((id, item_id)): Path<(String, String)>,
 ) -> Result<Response, ApiError> {
-    let items = app.conversation(&headers, &id)?.items();
+    let items = app.conversation(&headers, &id).await?.items();
     let item = items.iter().find(|item| item.id == item_id).ok_or_else(|| no_item(&item_id))?;
     Ok(json(with_id(&item.id, &item.json).get().to_owned()))
 }
@@ -163,8 +169,8 @@ pub(super) async fn delete_item(
     headers: HeaderMap,
     Path((id, item_id)): Path<(String, String)>,
 ) -> Result<Response, ApiError> {
-    let conversation = app.conversation(&headers, &id)?;
-    if !conversation.remove(&item_id) {
+    let conversation = app.conversation(&headers, &id).await?;
+    if !app.gateway.conversations().remove(&conversation, &item_id).await? {
         return Err(no_item(&item_id));
     }
     Ok(view(&conversation))
@@ -176,8 +182,8 @@ fn no_item(id: &str) -> ApiError {
 }
 
 impl App {
-    fn conversation(&self, headers: &HeaderMap, id: &str) -> Result<Arc<Conversation>, ApiError> {
+    async fn conversation(&self, headers: &HeaderMap, id: &str) -> Result<Arc<Conversation>, ApiError> {
         let tenant = self.gateway.config().api_keys.tenant(headers)?;
-        self.gateway.conversations().get(id, &tenant)
+        self.gateway.conversations().recall(id, &tenant).await
     }
 }

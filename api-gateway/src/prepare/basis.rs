@@ -40,8 +40,12 @@ pub(crate) struct Basis {
 /// Brings what the request names into memory, where [`find_basis`] looks for it.
 ///
 /// # Errors
-/// When the disk fails.
+/// When the conversation is unknown, or the disk fails.
 pub(crate) async fn recall(gateway: &Gateway, create: &Create, origin: &Origin) -> Result<(), ApiError> {
+    if let Some(id) = &create.conversation {
+        let found = gateway.conversations().recall(id, &origin.tenant).await;
+        found.map_err(|error| error.at("conversation"))?;
+    }
     if !gateway.store().is_durable() {
         return Ok(());
     }

@@ -42,7 +42,7 @@ pub(super) fn items(
         .input
         .iter()
         .enumerate()
-        .map(|(idx, item)| found(gateway, item, origin, &format!("input[{idx}]")))
+        .map(|(idx, item)| found(gateway, item, &origin.tenant, &format!("input[{idx}]")))
         .collect::<Result<_, _>>()?;
     let mut listed = Vec::new();
     if create.conversation.is_some() {
@@ -74,9 +74,17 @@ pub(super) fn items(
 }
 
 /// The item, or the stored one that it names.
-fn found(gateway: &Gateway, item: &InputItem, origin: &Origin, param: &str) -> Result<InputItem, ApiError> {
+///
+/// # Errors
+/// When no item in memory has that id.
+pub(crate) fn found(
+    gateway: &Gateway,
+    item: &InputItem,
+    tenant: &Arc<str>,
+    param: &str,
+) -> Result<InputItem, ApiError> {
     let InputKind::Reference(id) = &item.kind else { return Ok(item.clone()) };
-    let json = gateway.store().item(&origin.tenant, id).ok_or_else(|| {
+    let json = gateway.store().item(tenant, id).ok_or_else(|| {
         let message = format!("no stored item has the id `{id}`: send the item itself");
         ApiError::invalid("item_not_found", message).at(format!("{param}.id"))
     })?;

@@ -8,6 +8,7 @@
 //! Readers see the last commit and do not wait for the writer. After a failed commit the file is closed and opened again,
 //! so that a disk that was full works again once there is room.
 
+mod conversations;
 mod file;
 mod tables;
 
@@ -16,14 +17,16 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use redb::{Database, ReadableDatabase};
+use redb::{Database, ReadTransaction, ReadableDatabase};
 use tokio::sync::{mpsc, oneshot};
 
+use self::conversations::{Conversations, ReadConversations};
 use self::file::Opener;
 use self::tables::{ReadTables, Tables};
 use super::durable::{Failure, Found, Wanted};
 use super::row::Form;
 use super::{DiskConfig, Stored};
+use crate::conversations::{Change as Converse, Kept};
 use crate::metrics as names;
 
 pub use self::file::OpenError;
@@ -47,6 +50,7 @@ enum Change {
     Put(Arc<Stored>, oneshot::Sender<Result<(), Failure>>),
     Delete { id: String, tenant: String, done: oneshot::Sender<Result<bool, Failure>> },
     Touch(String),
+    Converse { id: String, change: Converse, done: oneshot::Sender<Result<(), Failure>> },
     Sweep,
     Close(oneshot::Sender<()>),
 }
@@ -66,8 +70,10 @@ struct Shared {
     form: Form,
     ttl: Duration,
     max_bytes: u64,
-    /// Bytes in use, about.
+    /// Bytes in use by responses, about.
     n_bytes: AtomicU64,
+    /// Bytes in use by conversations, about.
+    n_conversation_bytes: AtomicU64,
 }
 
 impl Disk {
@@ -83,9 +89,9 @@ impl Disk {
 
     fn start(config: &DiskConfig, form: Form, path: PathBuf, open: Opener) -> Result<Self, OpenError> {
         let began = Instant::now();
-        let (database, n_bytes) = open(file::Check::Everything)?;
+        let (database, used) = open(file::Check::Everything)?;
         tracing::info!(
-            path = %path.display(), bytes = n_bytes, ms = began.elapsed().as_millis(), "the store of responses is open"
+            path = %path.display(), bytes = used.responses + used.conversations, ms = began.elapsed().as_millis(), "the store of responses is open"
         );
         let shared = Arc::new(Shared {
             path,
@@ -93,7 +99,8 @@ impl Disk {
             form,
             ttl: config.ttl,
             max_bytes: config.max_bytes,
-            n_bytes: AtomicU64::new(n_bytes),
+            n_bytes: AtomicU64::new(used.responses),
+            n_conversation_bytes: AtomicU64::new(used.conversations),
         });
         let (changes, inbox) = mpsc::channel(MAX_WAITING);
         let writer = Writer { shared: Arc::clone(&shared), open, failed_at: None };
@@ -125,6 +132,12 @@ impl Disk {
         self.changes.send(change).await.map_err(|_| CLOSED)
     }
 
+    pub(super) async fn converse(&self, id: &str, change: Converse) -> Result<(), Failure> {
+        let (done, answer) = oneshot::channel();
+        self.send(Change::Converse { id: id.to_owned(), change, done }).await?;
+        answer.await.unwrap_or(Err(BROKEN))
+    }
+
     pub(super) fn touch(&self, id: &str) {
         // When there is no time for it, it lives a little shorter.
         let _ = self.changes.try_send(Change::Touch(id.to_owned()));
@@ -147,13 +160,18 @@ impl Disk {
         tenant: &str,
         known: &dyn Fn(&str) -> Option<Arc<Stored>>,
     ) -> Result<Option<Found>, Failure> {
+        self.read(|read| ReadTables::open(read)?.find(wanted, tenant, known, &self.shared.form))
+    }
+
+    pub(super) fn conversation(&self, id: &str, tenant: &str) -> Result<Option<Kept>, Failure> {
+        self.read(|read| ReadConversations::open(read)?.find(id, tenant))
+    }
+
+    fn read<T>(&self, read: impl FnOnce(&ReadTransaction) -> Result<T, redb::Error>) -> Result<T, Failure> {
         let database = self.shared.database.read().unwrap_or_else(PoisonError::into_inner);
         let database = database.as_ref().ok_or(BROKEN)?;
-        let find = || -> Result<Option<Found>, redb::Error> {
-            let read = database.begin_read()?;
-            ReadTables::open(&read)?.find(wanted, tenant, known, &self.shared.form)
-        };
-        find().map_err(|error| {
+        let result = database.begin_read().map_err(redb::Error::from).and_then(|begun| read(&begun));
+        result.map_err(|error| {
             tracing::error!(path = %self.shared.path.display(), %error, "the store of responses cannot be read");
             BROKEN
         })
@@ -175,10 +193,12 @@ struct Writer {
 }
 
 /// What a change has come to, once it is durable.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 enum Outcome {
     Done,
     Deleted(bool),
+    /// It could not be made; the others were.
+    Refused(Failure),
 }
 
 impl Writer {
@@ -216,7 +236,9 @@ impl Writer {
         if result.is_err() {
             self.reopen();
         }
-        metrics::gauge!(names::STORE_BYTES).set(self.shared.n_bytes.load(Ordering::Relaxed) as f64);
+        let used = self.shared.n_bytes.load(Ordering::Relaxed)
+            + self.shared.n_conversation_bytes.load(Ordering::Relaxed);
+        metrics::gauge!(names::STORE_BYTES).set(used as f64);
         answer(batch, &result);
     }
 
@@ -237,8 +259,10 @@ impl Writer {
         let expires = now.saturating_add(u64::try_from(shared.ttl.as_millis()).unwrap_or(u64::MAX));
         let write = database.begin_write()?;
         let mut outcomes = Vec::with_capacity(batch.len());
-        let n_bytes = {
+        let (n_bytes, n_conversation_bytes) = {
             let mut tables = Tables::open(&write, shared.n_bytes.load(Ordering::Relaxed))?;
+            let used = shared.n_conversation_bytes.load(Ordering::Relaxed);
+            let mut conversations = Conversations::open(&write, used)?;
             for change in batch {
                 outcomes.push(match change {
                     Change::Put(stored, _) => {
@@ -250,15 +274,24 @@ impl Writer {
                         tables.touch(id, expires)?;
                         Outcome::Done
                     }
+                    Change::Converse { id, change, .. } => {
+                        // Responses have the other half.
+                        match conversations.apply(id, change, shared.max_bytes / 2)? {
+                            Ok(()) => Outcome::Done,
+                            Err(failure) => Outcome::Refused(failure),
+                        }
+                    }
                     Change::Sweep | Change::Close(_) => Outcome::Done,
                 });
             }
             tables.sweep(now, MAX_SWEPT)?;
-            tables.shrink(shared.max_bytes, MAX_SWEPT)?;
-            tables.n_bytes()
+            let rest = shared.max_bytes.saturating_sub(conversations.n_bytes());
+            tables.shrink(rest, MAX_SWEPT)?;
+            (tables.n_bytes(), conversations.n_bytes())
         };
         write.commit()?;
         shared.n_bytes.store(n_bytes, Ordering::Relaxed);
+        shared.n_conversation_bytes.store(n_conversation_bytes, Ordering::Relaxed);
         Ok(outcomes)
     }
 
@@ -279,9 +312,10 @@ impl Writer {
             return Err(BROKEN);
         }
         match (self.open)(file::Check::Crash) {
-            Ok((opened, n_bytes)) => {
+            Ok((opened, used)) => {
                 *database = Some(opened);
-                self.shared.n_bytes.store(n_bytes, Ordering::Relaxed);
+                self.shared.n_bytes.store(used.responses, Ordering::Relaxed);
+                self.shared.n_conversation_bytes.store(used.conversations, Ordering::Relaxed);
                 self.failed_at = None;
                 Ok(())
             }
@@ -316,11 +350,14 @@ fn failure_of(error: &redb::Error) -> Failure {
 fn answer(batch: Vec<Change>, result: &Result<Vec<Outcome>, Failure>) {
     for (idx, change) in batch.into_iter().enumerate() {
         let outcome = match result {
-            Ok(outcomes) => Ok(outcomes[idx]),
+            Ok(outcomes) => match &outcomes[idx] {
+                Outcome::Refused(failure) => Err(failure.clone()),
+                outcome => Ok(outcome.clone()),
+            },
             Err(failure) => Err(failure.clone()),
         };
         match change {
-            Change::Put(_, done) => {
+            Change::Put(_, done) | Change::Converse { done, .. } => {
                 let _ = done.send(outcome.map(|_| ()));
             }
             Change::Delete { done, .. } => {

@@ -6,6 +6,7 @@ use std::time::Duration;
 use super::Stored;
 use super::chain::Chain;
 use super::disk::Disk;
+use crate::conversations::{Change, Kept};
 use crate::history::ContentHash;
 
 /// A durable response that is looked for.
@@ -73,6 +74,22 @@ impl Durable {
         match self {
             Self::Nothing => Ok(false),
             Self::Disk(disk) => disk.delete(id, tenant).await,
+        }
+    }
+
+    /// Changes a conversation. It survives a crash once this has returned.
+    pub(super) async fn converse(&self, id: &str, change: Change) -> Result<(), Failure> {
+        match self {
+            Self::Nothing => Ok(()),
+            Self::Disk(disk) => disk.converse(id, change).await,
+        }
+    }
+
+    /// A conversation of `tenant`. Blocks.
+    pub(super) fn conversation(&self, id: &str, tenant: &str) -> Result<Option<Kept>, Failure> {
+        match self {
+            Self::Nothing => Ok(None),
+            Self::Disk(disk) => disk.conversation(id, tenant),
         }
     }
 

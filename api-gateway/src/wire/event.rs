@@ -5,7 +5,7 @@ use serde_json::value::RawValue;
 
 use super::item::{Announced, Body as ItemBody, Logprob, OutputItem, OutputText, ReasoningPart, Shown};
 use super::request::{Lane, Steer};
-use super::response::{ResponseView, Status};
+use super::response::Status;
 use crate::error::{ApiError, Body};
 
 /// One event, ready to be framed.
@@ -87,14 +87,6 @@ pub(crate) fn steer_failed(steer: &Steer) -> Event {
 }
 
 #[derive(Serialize)]
-struct OfResponse<'a> {
-    #[serde(rename = "type")]
-    kind: &'static str,
-    sequence_number: u64,
-    response: &'a ResponseView<'a>,
-}
-
-#[derive(Serialize)]
 struct OfItem<'a, T> {
     #[serde(rename = "type")]
     kind: &'static str,
@@ -146,9 +138,19 @@ enum Part<'a> {
 }
 
 impl Event {
-    /// `response.created`, `.in_progress` and the terminal events.
-    pub(crate) fn of_response(kind: &'static str, sequence_number: u64, response: &ResponseView<'_>) -> Self {
-        event(kind, &OfResponse { kind, sequence_number, response })
+    /// `response.created`, `.in_progress` and the terminal events; `response` is the response object's JSON.
+    pub(crate) fn of_response(kind: &'static str, sequence_number: u64, response: &str) -> Self {
+        /// Room for what stands around a response, and a lane's name.
+        const AROUND: usize = 384;
+        let mut json = String::with_capacity(response.len() + AROUND);
+        json.push_str("{\"type\":\"");
+        json.push_str(kind);
+        json.push_str("\",\"sequence_number\":");
+        json.push_str(&sequence_number.to_string());
+        json.push_str(",\"response\":");
+        json.push_str(response);
+        json.push('}');
+        Self { kind, json }
     }
 
     pub(crate) fn item_added(at: At, item: &OutputItem) -> Self {

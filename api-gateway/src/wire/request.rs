@@ -133,24 +133,19 @@ const DISCARD_PARTIAL_ITEMS: &str = "discard_partial_items";
 /// Longest name of a lane.
 const MAX_LANE_BYTES: usize = 256;
 
-#[derive(Deserialize)]
-struct Frame<'a> {
-    #[serde(rename = "type")]
-    kind: Option<String>,
-    #[serde(borrow, default)]
-    response: Option<&'a RawValue>,
-    response_id: Option<String>,
-    mode: Option<String>,
-    #[serde(borrow, default)]
-    stream_id: Option<&'a RawValue>,
-    #[serde(borrow, default)]
-    previous_response_id: Option<&'a RawValue>,
-    #[serde(borrow, default)]
-    input: Option<&'a RawValue>,
-}
-
+/// A frame, or the body of a request.
 #[derive(Deserialize)]
 struct Fields<'a> {
+    #[serde(rename = "type", borrow, default, deserialize_with = "raw")]
+    kind: Option<&'a RawValue>,
+    #[serde(borrow, default, deserialize_with = "raw")]
+    response: Option<&'a RawValue>,
+    #[serde(borrow, default, deserialize_with = "raw")]
+    response_id: Option<&'a RawValue>,
+    #[serde(borrow, default, deserialize_with = "raw")]
+    mode: Option<&'a RawValue>,
+    #[serde(borrow, default, deserialize_with = "raw")]
+    stream_id: Option<&'a RawValue>,
     #[serde(borrow, default, deserialize_with = "raw")]
     model: Option<&'a RawValue>,
     #[serde(borrow, default, deserialize_with = "raw")]
@@ -218,23 +213,19 @@ fn raw<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<&'de RawValu
 
 /// Parses one text frame.
 pub(crate) fn parse_frame(text: &str) -> Result<ClientEvent, ApiError> {
-    let frame: Frame<'_> = object(text)?;
-    match frame.kind.as_deref() {
-        Some("response.create") => {
-            let body = frame.response.map_or(text, RawValue::get);
-            let lane = lane(frame.stream_id.or(stream_id_of(body)))?;
-            Ok(match parse(body, Transport::WebSocket) {
-                Ok(create) => ClientEvent::Create { lane, create: Box::new(create) },
-                Err(error) => ClientEvent::Refused { lane, parent: parent_of(body), error },
-            })
-        }
-        Some("response.cancel") => {
-            Ok(ClientEvent::Stop { response_id: frame.response_id, partial: Partial::Keep })
-        }
+    let frame: Fields<'_> = object(text)?;
+    let kind: Option<String> = field(frame.kind, "type")?;
+    match kind.as_deref() {
+        Some("response.create") => create(frame),
+        Some("response.cancel") => Ok(ClientEvent::Stop {
+            response_id: field(frame.response_id, "response_id")?,
+            partial: Partial::Keep,
+        }),
         Some("response.interrupt") => {
-            let discards = frame.mode.as_deref().is_none_or(|mode| mode == DISCARD_PARTIAL_ITEMS);
+            let mode: Option<String> = field(frame.mode, "mode")?;
+            let discards = mode.is_none_or(|mode| mode == DISCARD_PARTIAL_ITEMS);
             let partial = if discards { Partial::Discard } else { Partial::Keep };
-            Ok(ClientEvent::Stop { response_id: frame.response_id, partial })
+            Ok(ClientEvent::Stop { response_id: field(frame.response_id, "response_id")?, partial })
         }
         Some("response.steer") => Ok(ClientEvent::Steer(Steer {
             previous_response_id: frame.previous_response_id.map(RawValue::to_owned),
@@ -250,13 +241,24 @@ pub(crate) fn parse_frame(text: &str) -> Result<ClientEvent, ApiError> {
     }
 }
 
-fn stream_id_of(body: &str) -> Option<&RawValue> {
-    #[derive(Deserialize)]
-    struct Named<'a> {
-        #[serde(borrow, default)]
-        stream_id: Option<&'a RawValue>,
-    }
-    serde_json::from_str::<Named<'_>>(body).ok()?.stream_id
+/// A create whose fields stand in the frame, or in its `response`.
+fn create(frame: Fields<'_>) -> Result<ClientEvent, ApiError> {
+    let outer = frame.stream_id;
+    let nested = frame.response.filter(|raw| raw.get() != "null");
+    let fields = match nested.map(|nested| object::<Fields<'_>>(nested.get())) {
+        None => frame,
+        Some(Ok(fields)) => fields,
+        Some(Err(error)) => return Ok(ClientEvent::Refused { lane: lane(outer)?, parent: None, error }),
+    };
+    let (lane, parent) = (lane(outer.or(fields.stream_id))?, fields.previous_response_id);
+    Ok(match parse(fields, Transport::WebSocket) {
+        Ok(create) => ClientEvent::Create { lane, create: Box::new(create) },
+        Err(error) => {
+            // It costs its parent like any failed continuation.
+            let parent = field(parent, "previous_response_id").ok().flatten();
+            ClientEvent::Refused { lane, parent, error }
+        }
+    })
 }
 
 /// The lane that `stream_id` names.
@@ -277,24 +279,18 @@ fn lane(raw: Option<&RawValue>) -> Result<Lane, ApiError> {
     }
 }
 
-/// The parent that a malformed create names, if it names one.
-fn parent_of(body: &str) -> Option<String> {
-    let fields: Fields<'_> = object(body).ok()?;
-    field(fields.previous_response_id, "previous_response_id").ok().flatten()
-}
-
 /// Parses the body of `POST /v1/responses`.
 pub(crate) fn parse_body(body: &[u8]) -> Result<Create, ApiError> {
     let text = std::str::from_utf8(body)
         .map_err(|error| ApiError::invalid("invalid_json", format!("the body is not UTF-8: {error}")))?;
-    parse(text, Transport::Http)
+    parse(object(text)?, Transport::Http)
 }
 
 /// Parses the body of `POST /v1/responses/input_tokens`: a request that may be without input.
 pub(crate) fn parse_counted(body: &[u8]) -> Result<Create, ApiError> {
     let text = std::str::from_utf8(body)
         .map_err(|error| ApiError::invalid("invalid_json", format!("the body is not UTF-8: {error}")))?;
-    parse_fields(text, Transport::Http)
+    parse_fields(&object(text)?, Transport::Http)
 }
 
 /// Serde alone would also take a list, its elements being the fields in their order.
@@ -308,8 +304,8 @@ pub(crate) fn object<'a, T: Deserialize<'a>>(text: &'a str) -> Result<T, ApiErro
     serde_json::from_str(text).map_err(|error| not_object(error.to_string()))
 }
 
-fn parse(text: &str, transport: Transport) -> Result<Create, ApiError> {
-    let create = parse_fields(text, transport)?;
+fn parse(fields: Fields<'_>, transport: Transport) -> Result<Create, ApiError> {
+    let create = parse_fields(&fields, transport)?;
     let continues = create.previous_response_id.is_some() || create.conversation.is_some();
     if create.input.is_empty() && !continues && create.generate {
         return Err(ApiError::invalid("missing_required_parameter", "input is required").at("input"));
@@ -322,9 +318,8 @@ fn parse(text: &str, transport: Transport) -> Result<Create, ApiError> {
     Ok(create)
 }
 
-fn parse_fields(text: &str, transport: Transport) -> Result<Create, ApiError> {
-    let fields: Fields<'_> = object(text)?;
-    check(&fields, transport)?;
+fn parse_fields(fields: &Fields<'_>, transport: Transport) -> Result<Create, ApiError> {
+    check(fields, transport)?;
     Ok(Create {
         model: field(fields.model, "model")?,
         input: input::parse(fields.input)?,
@@ -336,7 +331,7 @@ fn parse_fields(text: &str, transport: Transport) -> Result<Create, ApiError> {
         conversation: conversation(fields.conversation)?,
         summary: None,
         aside: false,
-        generate: generate(&fields)?,
+        generate: generate(fields)?,
         background: field(fields.background, "background")?.unwrap_or(false),
         max_output_tokens: within(fields.max_output_tokens, "max_output_tokens", 1, u32::MAX)?,
         max_tool_calls: within(fields.max_tool_calls, "max_tool_calls", 1, u32::MAX)?,

@@ -65,8 +65,15 @@ pub(super) enum Check {
     Crash,
 }
 
-/// Opens the database; also tells how many bytes are in use.
-pub(super) type Opener = Box<dyn Fn(Check) -> Result<(Database, u64), OpenError> + Send>;
+/// Bytes in use, about.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Used {
+    pub(super) responses: u64,
+    pub(super) conversations: u64,
+}
+
+/// Opens the database; also tells how much of it is in use.
+pub(super) type Opener = Box<dyn Fn(Check) -> Result<(Database, Used), OpenError> + Send>;
 
 /// The file in `folder`, which is made for its owner alone if it is not there.
 pub(super) fn path_in(folder: &Path) -> Result<PathBuf, OpenError> {
@@ -75,7 +82,7 @@ pub(super) fn path_in(folder: &Path) -> Result<PathBuf, OpenError> {
     Ok(folder.join(NAME))
 }
 
-pub(super) fn open(path: &Path, check: Check) -> Result<(Database, u64), OpenError> {
+pub(super) fn open(path: &Path, check: Check) -> Result<(Database, Used), OpenError> {
     let there = path.try_exists().map_err(|source| OpenError::File { path: path.to_owned(), source })?;
     if !there {
         create(path)?;
@@ -110,14 +117,14 @@ pub(super) fn with_backend<B: StorageBackend>(
     path: &Path,
     check: Check,
     backend: impl FnOnce() -> Result<B, DatabaseError>,
-) -> Result<(Database, u64), OpenError> {
-    let open = || -> Result<(Database, u64), OpenError> {
+) -> Result<(Database, Used), OpenError> {
+    let open = || -> Result<(Database, Used), OpenError> {
         let backend = backend().map_err(|error| of_database(path, error))?;
         let mut builder = Builder::new();
         builder.set_cache_size(CACHE_BYTES).set_check_integrity_on_open(check == Check::Everything);
         let database = builder.create_with_backend(backend).map_err(|error| of_database(path, error))?;
-        let n_bytes = tables::prepare(&database).map_err(|error| of_tables(path, error))?;
-        Ok((database, n_bytes))
+        let used = tables::prepare(&database).map_err(|error| of_tables(path, error))?;
+        Ok((database, used))
     };
     // Not every kind of damage is an error to redb.
     std::panic::catch_unwind(std::panic::AssertUnwindSafe(open)).unwrap_or_else(|_| {

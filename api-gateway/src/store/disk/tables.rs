@@ -18,10 +18,13 @@ use super::super::chain::Chain;
 use super::super::durable::{Found, Wanted};
 use super::super::row::{self, Form, Unreadable};
 use super::super::{Base, Stored};
+use super::conversations::{Conversations, ReadConversations};
+use super::file::Used;
 
 type Result<T> = std::result::Result<T, redb::Error>;
 
-const FORMAT: u64 = 1;
+const FORMAT: u64 = 2;
+const FORMAT_WITHOUT_CONVERSATIONS: u64 = 1;
 const ABOUT: TableDefinition<'_, &str, u64> = TableDefinition::new("about");
 const ROWS: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("rows");
 /// (expires, how many rows are built upon it, bytes, gone, base or nothing).
@@ -75,15 +78,18 @@ impl<E: Into<redb::Error>> From<E> for PrepareError {
 }
 
 /// Makes the tables that are not there, and tells how many bytes are in use.
-pub(super) fn prepare(database: &Database) -> std::result::Result<u64, PrepareError> {
-    let is_new = {
+pub(super) fn prepare(database: &Database) -> std::result::Result<Used, PrepareError> {
+    let (is_new, is_first) = {
         let read = database.begin_read()?;
-        read.list_tables()?.next().is_none()
+        let is_new = read.list_tables()?.next().is_none();
+        let format = if is_new { None } else { read.open_table(ABOUT)?.get("format")?.map(|n| n.value()) };
+        (is_new, format == Some(FORMAT_WITHOUT_CONVERSATIONS))
     };
-    if is_new {
+    if is_new || is_first {
         let write = database.begin_write()?;
         write.open_table(ABOUT)?.insert("format", FORMAT)?;
         drop(Tables::open(&write, 0)?);
+        drop(Conversations::open(&write, 0)?);
         write.commit()?;
     }
     let read = database.begin_read()?;
@@ -93,11 +99,11 @@ pub(super) fn prepare(database: &Database) -> std::result::Result<u64, PrepareEr
     }
     let meta = read.open_table(META)?;
     ReadTables::open(&read)?;
-    let mut n_bytes = 0;
+    let mut responses = 0;
     for entry in meta.iter()? {
-        n_bytes += entry?.1.value().2;
+        responses += entry?.1.value().2;
     }
-    Ok(n_bytes)
+    Ok(Used { responses, conversations: ReadConversations::open(&read)?.n_bytes()? })
 }
 
 /// A name for an item of a tenant.

@@ -17,6 +17,8 @@ use crate::conversation::{Item, TokenLog};
 use crate::history::{ContentHash, Entry, History};
 use crate::wire::{ToolSource, Tools};
 
+mod conversations;
+
 const TOOLS: &str =
     r#"[{"type":"function","name":"ls","parameters":{"type":"object","properties":{}},"strict":false}]"#;
 const LIMITS: StoreLimits =
@@ -212,6 +214,25 @@ impl RamDisk {
             with_backend(&PathBuf::from("ram"), check, || Ok::<_, DatabaseError>(own.clone()))
         };
         Disk::start(&config, form(), PathBuf::from("ram"), Box::new(open)).expect("a fresh disk opens")
+    }
+
+    /// As the first format was: without the tables of conversations.
+    fn make_first_format(&self) {
+        let (database, _) =
+            with_backend(&PathBuf::from("ram"), Check::Crash, || Ok::<_, DatabaseError>(self.clone()))
+                .expect("opens");
+        let write = database.begin_write().expect("writes");
+        for name in ["conversations", "conversation_items"] {
+            let table = redb::TableDefinition::<&str, &[u8]>::new(name);
+            let deleted = write.delete_table(table).is_ok()
+                || write
+                    .delete_table(redb::TableDefinition::<(&str, u64), &[u8]>::new(name))
+                    .expect("it is one of both");
+            assert!(deleted, "{name}");
+        }
+        let about = redb::TableDefinition::<&str, u64>::new("about");
+        write.open_table(about).expect("opens").insert("format", 1).expect("writes");
+        write.commit().expect("writes");
     }
 
     /// Rows of each table.
