@@ -59,7 +59,10 @@ impl Summary {
 
     /// What is in a seal; None when it was not made here, or was changed.
     pub(crate) fn open(gateway: &Gateway, sealed: &str, tenant: &str) -> Option<Self> {
-        serde_json::from_str(&gateway.seal().open(sealed, tenant)?).ok()
+        let opened = gateway.seal().open(sealed, tenant)?;
+        // Earlier ones were the text alone.
+        let text = || (!opened.starts_with('{')).then(|| Self { text: opened.clone(), kept: None });
+        serde_json::from_str(&opened).ok().or_else(text)
     }
 }
 
@@ -97,8 +100,12 @@ pub(crate) async fn compact(
     origin: Origin,
 ) -> Result<String, ApiError> {
     prepare::recall(gateway, &create, &origin).await?;
-    let mut output = user_messages(gateway, &create, &origin)?;
     summarizing(&mut create);
+    create.aside = true;
+    let (own, asked, from) = (gateway.clone(), create.clone(), origin.clone());
+    let collecting = tokio::task::spawn_blocking(move || user_messages(&own, &asked, &from));
+    let interrupted = |_| Err(ApiError::internal("collecting the messages was interrupted"));
+    let mut output = collecting.await.unwrap_or_else(interrupted)?;
     let never = Stop::default();
     let ended = run_turn(gateway, create, origin, EventSink::Discard, &never).await?;
     let end = parsed(&ended.response)?;
@@ -201,14 +208,25 @@ fn latest_from(items: &[InputItem]) -> usize {
         )
         .collect();
     if answered.is_empty() {
-        return trailing(|kind| match kind {
+        let said = trailing(|kind| match kind {
             InputKind::Message(message) => message.role != Role::Assistant,
             InputKind::Silent | InputKind::Tools(_) => true,
             _ => false,
         });
+        return with_calls(items, said);
     }
     let calls = |item: &InputItem| matches!(&item.kind, InputKind::Call { call_id, .. } if answered.contains(&&**call_id));
-    items.iter().position(calls).unwrap_or(results).min(results)
+    with_calls(items, items.iter().position(calls).unwrap_or(results).min(results))
+}
+
+/// The place before the calls right before `from`, with the thoughts that led to them: their results may still come.
+fn with_calls(items: &[InputItem], from: usize) -> usize {
+    let goes_along = |item: &InputItem| {
+        matches!(item.kind, InputKind::Call { .. } | InputKind::Reasoning { .. } | InputKind::Silent)
+    };
+    let start = items[..from].iter().rposition(|item| !goes_along(item)).map_or(0, |idx| idx + 1);
+    let has_calls = items[start..from].iter().any(|item| matches!(item.kind, InputKind::Call { .. }));
+    if has_calls { start } else { from }
 }
 
 /// Whether a summary has to stand for it.

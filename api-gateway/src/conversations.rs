@@ -4,13 +4,14 @@
 //! continuation: the response that the items have led to is its parent. Where responses outlive the process,
 //! conversations do: what is in memory is what was used last.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use dashmap::DashMap;
 use dashmap::mapref::entry::Entry;
 use tokio::sync::Mutex as AsyncMutex;
+use tokio_util::task::TaskTracker;
 
 use crate::emit::{new_id, unix_now};
 use crate::error::ApiError;
@@ -19,6 +20,8 @@ use crate::store::{Store, Stored};
 
 /// A conversation that was asked for within so many seconds is not let go.
 const IN_USE_S: u64 = 60;
+/// Deleted conversations that are remembered.
+const MAX_DELETED: usize = 256;
 
 /// An item of a conversation.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -85,6 +88,9 @@ struct State {
     metadata: BTreeMap<String, String>,
     /// The response that the first so many items have led to.
     latest: Option<(Weak<Stored>, usize)>,
+    /// Raised by every change of the items.
+    version: u64,
+    is_deleted: bool,
 }
 
 /// What a turn of a conversation continues.
@@ -93,15 +99,16 @@ pub(crate) struct Continued {
     /// The response that holds all items but the `newer` ones.
     pub(crate) latest: Option<Arc<Stored>>,
     pub(crate) newer: Vec<ListedItem>,
-    /// How many items there are.
-    pub(crate) n_items: usize,
+    /// The place of the first of them.
+    pub(crate) from: usize,
+    pub(crate) version: u64,
 }
 
 impl Conversation {
     fn new(id: String, tenant: Arc<str>, kept: Kept) -> Self {
         let Kept { head, items } = kept;
         let n_bytes = n_bytes(&items);
-        let state = State { items, n_bytes, metadata: head.metadata, latest: None };
+        let state = State { items, n_bytes, metadata: head.metadata, ..State::default() };
         Self {
             id,
             tenant,
@@ -126,7 +133,7 @@ impl Conversation {
         // What the store has let go is read again, item by item.
         let latest = state.latest.as_ref().and_then(|(latest, n_items)| Some((latest.upgrade()?, *n_items)));
         let (latest, from) = latest.map_or((None, 0), |(latest, n_items)| (Some(latest), n_items));
-        Continued { latest, newer: state.items[from..].to_vec(), n_items: state.items.len() }
+        Continued { latest, newer: state.items[from..].to_vec(), from, version: state.version }
     }
 
     fn n_bytes(&self) -> usize {
@@ -136,6 +143,11 @@ impl Conversation {
     fn state(&self) -> std::sync::MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+fn unknown(id: &str) -> ApiError {
+    let id: String = id.chars().take(80).collect();
+    ApiError::not_found("conversation_not_found", format!("there is no conversation with the id `{id}`"))
 }
 
 fn n_bytes(items: &[ListedItem]) -> usize {
@@ -155,6 +167,23 @@ struct Inner {
     limits: Limits,
     /// Bytes of the items in memory.
     n_bytes: AtomicUsize,
+    /// The ids of those deleted last: what was read before must not come back after.
+    deleted: Mutex<VecDeque<String>>,
+    tasks: TaskTracker,
+}
+
+impl Inner {
+    fn deleted(&self) -> std::sync::MutexGuard<'_, VecDeque<String>> {
+        self.deleted.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn remember_deleted(&self, id: &str) {
+        let mut deleted = self.deleted();
+        if deleted.len() == MAX_DELETED {
+            deleted.pop_front();
+        }
+        deleted.push_back(id.to_owned());
+    }
 }
 
 /// Limits of conversations.
@@ -164,15 +193,22 @@ pub(crate) struct Limits {
     pub(crate) n: usize,
     /// Bytes of one conversation's items.
     pub(crate) bytes_each: usize,
-    /// Bytes of the items in memory.
+    /// Bytes of the items in memory. With a disk, what was not used lately is let go beyond that.
     pub(crate) bytes: usize,
 }
 
 impl Conversations {
     /// Kept where `store` keeps responses.
     pub(crate) fn new(store: Store, limits: Limits) -> Self {
-        let (by_id, n_bytes) = (DashMap::new(), AtomicUsize::new(0));
-        Self { inner: Arc::new(Inner { by_id, store, limits, n_bytes }) }
+        let inner = Inner {
+            by_id: DashMap::new(),
+            store,
+            limits,
+            n_bytes: AtomicUsize::new(0),
+            deleted: Mutex::default(),
+            tasks: TaskTracker::new(),
+        };
+        Self { inner: Arc::new(inner) }
     }
 
     /// A new one with these items.
@@ -213,13 +249,7 @@ impl Conversations {
         if let Some(found) = &found {
             found.used_at.store(unix_now(), Ordering::Relaxed);
         }
-        found.filter(|conversation| *conversation.tenant == *tenant).ok_or_else(|| {
-            let id: String = id.chars().take(80).collect();
-            ApiError::not_found(
-                "conversation_not_found",
-                format!("there is no conversation with the id `{id}`"),
-            )
-        })
+        found.filter(|conversation| *conversation.tenant == *tenant).ok_or_else(|| unknown(id))
     }
 
     /// A conversation of `tenant`, wherever it is; it is in memory afterwards.
@@ -233,7 +263,10 @@ impl Conversations {
             self.has_room();
             let conversation = Arc::new(Conversation::new(id.to_owned(), Arc::clone(tenant), kept));
             // Another request may have brought it meanwhile: there is only one of it.
-            if let Entry::Vacant(place) = self.inner.by_id.entry(id.to_owned()) {
+            let deleted = self.inner.deleted();
+            if !deleted.iter().any(|deleted| deleted == id)
+                && let Entry::Vacant(place) = self.inner.by_id.entry(id.to_owned())
+            {
                 self.inner.n_bytes.fetch_add(conversation.n_bytes(), Ordering::Relaxed);
                 place.insert(conversation);
             }
@@ -244,38 +277,124 @@ impl Conversations {
     /// Adds items at the end.
     ///
     /// # Errors
-    /// When the conversation would become too large, was deleted, or the disk fails.
+    /// When the conversation would become too large or was deleted, or the disk fails.
     pub(crate) async fn append(
         &self,
-        conversation: &Conversation,
+        conversation: &Arc<Conversation>,
         items: Vec<ListedItem>,
     ) -> Result<(), ApiError> {
-        let _changing = conversation.changing.lock().await;
-        self.append_now(conversation, items).await
+        let (all, conversation) = (self.clone(), Arc::clone(conversation));
+        self.whole(async move {
+            let _changing = conversation.changing.lock().await;
+            all.append_now(&conversation, items).await
+        })
+        .await
     }
 
-    /// Adds what a turn brought and made, which has begun after `n_before` items.
+    /// Adds what a turn brought and made, which has begun at `version`.
     ///
     /// # Errors
-    /// When the conversation would become too large, was deleted, or the disk fails.
+    /// When the conversation would become too large or was deleted, or the disk fails.
     pub(crate) async fn answered(
         &self,
-        conversation: &Conversation,
+        conversation: &Arc<Conversation>,
         items: Vec<ListedItem>,
         stored: &Arc<Stored>,
-        n_before: usize,
+        version: u64,
     ) -> Result<(), ApiError> {
-        let _changing = conversation.changing.lock().await;
-        // Another turn may have run beside this one, or an item was removed: then no response holds all of it.
-        let holds_all = conversation.state().items.len() == n_before;
-        self.append_now(conversation, items).await?;
-        let mut state = conversation.state();
-        state.latest = holds_all.then(|| (Arc::downgrade(stored), state.items.len()));
-        Ok(())
+        let (all, conversation, stored) = (self.clone(), Arc::clone(conversation), Arc::downgrade(stored));
+        self.whole(async move {
+            let _changing = conversation.changing.lock().await;
+            // Another turn may have run beside this one, or an item was removed: then no response holds all of it.
+            let holds_all = conversation.state().version == version;
+            all.append_now(&conversation, items).await?;
+            let mut state = conversation.state();
+            state.latest = holds_all.then(|| (stored, state.items.len()));
+            Ok(())
+        })
+        .await
+    }
+
+    /// Removes an item; false when there is none with this id.
+    ///
+    /// # Errors
+    /// When the disk fails.
+    pub(crate) async fn remove(&self, conversation: &Arc<Conversation>, id: &str) -> Result<bool, ApiError> {
+        let (all, conversation, id) = (self.clone(), Arc::clone(conversation), id.to_owned());
+        self.whole(async move {
+            let _changing = conversation.changing.lock().await;
+            let place = |state: &State| state.items.iter().position(|item| item.id == id);
+            if place(&conversation.state()).is_none() {
+                return Ok(false);
+            }
+            all.inner.store.converse(&conversation.id, Change::Remove(id.clone())).await?;
+            let mut state = conversation.state();
+            let Some(idx) = place(&state) else { return Ok(false) };
+            let n_bytes = state.items.remove(idx).json.len();
+            state.n_bytes -= n_bytes;
+            all.inner.n_bytes.fetch_sub(n_bytes, Ordering::Relaxed);
+            state.latest = None;
+            state.version += 1;
+            Ok(true)
+        })
+        .await
+    }
+
+    /// Replaces the metadata.
+    ///
+    /// # Errors
+    /// When the disk fails.
+    pub(crate) async fn set_metadata(
+        &self,
+        conversation: &Arc<Conversation>,
+        metadata: BTreeMap<String, String>,
+    ) -> Result<(), ApiError> {
+        let (all, conversation) = (self.clone(), Arc::clone(conversation));
+        self.whole(async move {
+            let _changing = conversation.changing.lock().await;
+            all.inner.store.converse(&conversation.id, Change::Metadata(metadata.clone())).await?;
+            conversation.state().metadata = metadata;
+            Ok(())
+        })
+        .await
+    }
+
+    /// Forgets a conversation.
+    ///
+    /// # Errors
+    /// When the disk fails; it is still there then.
+    pub(crate) async fn delete(&self, conversation: &Arc<Conversation>) -> Result<(), ApiError> {
+        let (all, conversation) = (self.clone(), Arc::clone(conversation));
+        self.whole(async move {
+            let _changing = conversation.changing.lock().await;
+            all.inner.store.converse(&conversation.id, Change::Delete).await?;
+            conversation.state().is_deleted = true;
+            all.inner.remember_deleted(&conversation.id);
+            if all.inner.by_id.remove(&conversation.id).is_some() {
+                all.inner.n_bytes.fetch_sub(conversation.n_bytes(), Ordering::Relaxed);
+            }
+            Ok(())
+        })
+        .await
+    }
+
+    /// Runs a change to its end, whether its client waits for it or not: disk and memory change together.
+    async fn whole<T: Send + 'static>(
+        &self,
+        change: impl Future<Output = Result<T, ApiError>> + Send + 'static,
+    ) -> Result<T, ApiError> {
+        let changed = self.inner.tasks.spawn(change).await;
+        changed.unwrap_or_else(|_| Err(ApiError::internal("the conversation's change was interrupted")))
     }
 
     async fn append_now(&self, conversation: &Conversation, items: Vec<ListedItem>) -> Result<(), ApiError> {
-        let n_there = conversation.state().n_bytes;
+        let (n_there, is_deleted) = {
+            let state = conversation.state();
+            (state.n_bytes, state.is_deleted)
+        };
+        if is_deleted {
+            return Err(unknown(&conversation.id));
+        }
         self.check_room(n_there, &items)?;
         let (n_bytes, inner) = (n_bytes(&items), &*self.inner);
         let n_all = inner.n_bytes.load(Ordering::Relaxed);
@@ -287,54 +406,7 @@ impl Conversations {
         let mut state = conversation.state();
         state.n_bytes += n_bytes;
         state.items.extend(items);
-        Ok(())
-    }
-
-    /// Removes an item; false when there is none with this id.
-    ///
-    /// # Errors
-    /// When the disk fails.
-    pub(crate) async fn remove(&self, conversation: &Conversation, id: &str) -> Result<bool, ApiError> {
-        let _changing = conversation.changing.lock().await;
-        let place = |state: &State| state.items.iter().position(|item| item.id == id);
-        if place(&conversation.state()).is_none() {
-            return Ok(false);
-        }
-        self.inner.store.converse(&conversation.id, Change::Remove(id.to_owned())).await?;
-        let mut state = conversation.state();
-        let Some(idx) = place(&state) else { return Ok(false) };
-        let item = state.items.remove(idx);
-        state.n_bytes -= item.json.len();
-        self.inner.n_bytes.fetch_sub(item.json.len(), Ordering::Relaxed);
-        state.latest = None;
-        Ok(true)
-    }
-
-    /// Replaces the metadata.
-    ///
-    /// # Errors
-    /// When the disk fails.
-    pub(crate) async fn set_metadata(
-        &self,
-        conversation: &Conversation,
-        metadata: BTreeMap<String, String>,
-    ) -> Result<(), ApiError> {
-        let _changing = conversation.changing.lock().await;
-        self.inner.store.converse(&conversation.id, Change::Metadata(metadata.clone())).await?;
-        conversation.state().metadata = metadata;
-        Ok(())
-    }
-
-    /// Forgets a conversation.
-    ///
-    /// # Errors
-    /// When the disk fails; it is still there then.
-    pub(crate) async fn delete(&self, conversation: &Conversation) -> Result<(), ApiError> {
-        let _changing = conversation.changing.lock().await;
-        self.inner.store.converse(&conversation.id, Change::Delete).await?;
-        if self.inner.by_id.remove(&conversation.id).is_some() {
-            self.inner.n_bytes.fetch_sub(conversation.n_bytes(), Ordering::Relaxed);
-        }
+        state.version += 1;
         Ok(())
     }
 
@@ -349,7 +421,7 @@ impl Conversations {
 
     /// Whether another one may be in memory. What is on disk and not in use is let go for it.
     fn has_room(&self) -> bool {
-        let Inner { by_id, store, limits, n_bytes } = &*self.inner;
+        let Inner { by_id, store, limits, n_bytes, .. } = &*self.inner;
         let is_full = || by_id.len() >= limits.n || n_bytes.load(Ordering::Relaxed) >= limits.bytes;
         if is_full() && store.is_durable() {
             let now = unix_now();

@@ -35,6 +35,53 @@ impl Kind {
     }
 }
 
+/// Where in the output items begin.
+#[derive(Debug, Default)]
+struct Place {
+    n_tokens: usize,
+    /// Tokens before the item that is not complete yet.
+    item_from: usize,
+    /// Tokens before what may become the next item.
+    next_from: Option<usize>,
+    /// Tokens before the text that is held back.
+    held_from: usize,
+}
+
+impl Place {
+    /// The next token has led from one kind to another and has brought these pieces.
+    fn moved(&mut self, before: Kind, after: Kind, pieces: &[Piece]) {
+        let (at, behind) = (self.n_tokens, self.n_tokens + 1);
+        let is_shown = pieces.iter().any(|piece| matches!(piece, Piece::Text(_)));
+        let begins = pieces.iter().any(|piece| matches!(piece, Piece::Call(_) | Piece::Reasoning(_)));
+        match (before, after) {
+            (Kind::Held, Kind::Reasoning | Kind::Call) => self.next_from = Some(self.held_from),
+            (Kind::Text, Kind::Reasoning | Kind::Call) => self.next_from = Some(at),
+            _ => {}
+        }
+        if begins && let Some(from) = self.next_from.take() {
+            self.item_from = from;
+        }
+        if pieces.iter().any(|piece| matches!(piece, Piece::End { .. })) {
+            self.item_from = behind;
+        }
+        match (before, after) {
+            // What looked like a call was none.
+            (Kind::Call, Kind::Text | Kind::Held) if self.next_from.take().is_some() => {}
+            (Kind::Reasoning | Kind::Call, Kind::Text | Kind::Held) => {
+                self.next_from = None;
+                self.item_from = behind;
+            }
+            _ => {}
+        }
+        // A token of which a part was shown is not held back.
+        if after == Kind::Held && is_shown {
+            self.held_from = behind;
+        } else if before != Kind::Held {
+            self.held_from = at;
+        }
+    }
+}
+
 /// The output of one response while it is generated.
 #[derive(Debug)]
 pub(crate) struct Output<'a> {
@@ -43,11 +90,7 @@ pub(crate) struct Output<'a> {
     /// None: everything is text.
     finder: Option<CallFinder>,
     n_reasoning: usize,
-    n_tokens: usize,
-    /// Tokens before the item that is not complete yet.
-    item_from: usize,
-    /// Tokens before the text that is held back.
-    held_from: usize,
+    place: Place,
     /// Of tokens whose text has not been given on yet.
     logprobs: Vec<Logprob>,
 }
@@ -65,21 +108,14 @@ impl<'a> Output<'a> {
         let finder = splits.then(|| CallFinder::new(Arc::clone(prompts.format()), tools, prepared.thinks));
         let tokenizer = &*gateway.text().tokenizer;
         let detokenizer = Detokenizer::new(tokenizer.byte_table());
-        Self {
-            tokenizer,
-            detokenizer,
-            finder,
-            n_reasoning: 0,
-            n_tokens: 0,
-            item_from: 0,
-            held_from: 0,
-            logprobs: Vec::new(),
-        }
+        Self { tokenizer, detokenizer, finder, n_reasoning: 0, place: Place::default(), logprobs: Vec::new() }
     }
 
     /// How many of the tokens stand before the item that is not complete yet.
     pub(crate) fn n_complete(&self) -> usize {
-        self.item_from
+        // What follows the arguments of a call belongs to it, and the call is complete.
+        let is_behind_call = self.finder.as_ref().is_some_and(CallFinder::is_behind_call);
+        if is_behind_call { self.place.n_tokens } else { self.place.item_from }
     }
 
     /// Tokens of the output that are reasoning.
@@ -103,23 +139,11 @@ impl<'a> Output<'a> {
                     let (before, n_before) = (Kind::of(finder), pieces.len());
                     self.n_reasoning += usize::from(before == Kind::Reasoning);
                     finder.push(id, text, &mut pieces);
-                    let ends = pieces[n_before..].iter().any(|piece| matches!(piece, Piece::End { .. }));
-                    let (after, at) = (Kind::of(finder), self.n_tokens);
-                    match (before, after) {
-                        _ if ends => self.item_from = at + 1,
-                        // What was held back has become something else.
-                        (Kind::Held, Kind::Reasoning | Kind::Call) => self.item_from = self.held_from,
-                        (Kind::Text, Kind::Reasoning | Kind::Call) => self.item_from = at,
-                        (Kind::Reasoning | Kind::Call, Kind::Text | Kind::Held) => self.item_from = at + 1,
-                        _ => {}
-                    }
-                    if before != Kind::Held {
-                        self.held_from = at;
-                    }
+                    self.place.moved(before, Kind::of(finder), &pieces[n_before..]);
                     finder.is_text()
                 }
             };
-            self.n_tokens += 1;
+            self.place.n_tokens += 1;
             if let Some(logprobs) = tokens.logprobs.get(idx)
                 && is_text
                 && !self.tokenizer.is_end_of_turn(id)

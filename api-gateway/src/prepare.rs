@@ -24,6 +24,7 @@ use crate::store::{Base, Stored};
 use crate::turn::Origin;
 use crate::wire::{Create, InputItem, InputKind, Tools};
 
+use basis::truncates;
 pub(crate) use basis::{Basis, all_entries, count_tokens, find_basis, recall};
 pub(crate) use items::found;
 use render::{build, most_prompt_tokens, truncated};
@@ -45,8 +46,8 @@ pub(crate) struct Prepared {
     pub(crate) n_own_items: usize,
     /// The request's own items, as its conversation keeps them.
     pub(crate) own: Vec<ListedItem>,
-    /// How many its conversation had before.
-    pub(crate) n_before: usize,
+    /// Of its conversation, before it.
+    pub(crate) version: u64,
     /// The answer is a summary of everything, to be sealed.
     pub(crate) compacts: bool,
     pub(crate) cache_break: Option<CacheBreak>,
@@ -81,14 +82,15 @@ pub(crate) fn prepare(
     let compacts = matches!(basis.new.last(), Some(InputItem { kind: InputKind::CompactionTrigger, .. }));
     let is_free = compacts || !create.generate;
     let constraint = if is_free { None } else { constraint(gateway, create, &basis.tools)? };
-    let is_hopeless = create.truncates && basis.text_bytes() > gateway.max_prompt_bytes();
+    let truncates = truncates(create, &basis.new);
+    let is_hopeless = truncates && basis.text_bytes() > gateway.max_prompt_bytes();
     // A client limits its answers, not a summary.
     let asked = create.max_output_tokens.map(|limit| limit as usize);
     let limit = if compacts { Some(compact::most_tokens(gateway)) } else { asked };
     let most = most_prompt_tokens(gateway, limit);
     let mut built =
         if is_hopeless { truncated(gateway, &basis, reply, most)? } else { build(gateway, &basis, reply)? };
-    if create.truncates && built.log.len() > most && !is_hopeless {
+    if truncates && built.log.len() > most && !is_hopeless {
         built = truncated(gateway, &basis, reply, most)?;
     }
     let mut thinks = gateway.text().prompts.thinks();
@@ -106,7 +108,7 @@ pub(crate) fn prepare(
         limit => limit?,
     };
     let cache_break = basis.cache_break(&built.log);
-    let Basis { parent, instructions, tools, entries, own, n_before, .. } = basis;
+    let Basis { parent, instructions, tools, entries, own, version, .. } = basis;
     let parent = parent.as_deref();
     let response_id = origin.response_id.clone();
     let start = || ContentHash::start(&origin.tenant, instructions.as_deref(), &tools);
@@ -133,7 +135,7 @@ pub(crate) fn prepare(
         history,
         n_own_items,
         own,
-        n_before,
+        version,
         compacts,
         cache_break,
         cut: built.cut,

@@ -118,7 +118,8 @@ pub struct DiskConfig {
     pub folder: PathBuf,
     /// How long a response is kept after it was made or last continued.
     pub ttl: Duration,
-    /// Beyond this many bytes the oldest go first.
+    /// Beyond this many bytes the oldest responses go first. Conversations stay until they are deleted, and take at most
+    /// half of it.
     pub max_bytes: u64,
 }
 
@@ -247,7 +248,11 @@ impl Store {
     /// When the disk fails or has no room; nothing has changed then.
     pub(crate) async fn converse(&self, id: &str, change: Change) -> Result<(), ApiError> {
         let changed = self.inner.durable.converse(id, change).await;
-        changed.map_err(|failure| ApiError::storage(format!("the conversation could not be kept: {failure}")))
+        changed.map_err(|failure| match failure {
+            Failure::GONE => ApiError::not_found("conversation_not_found", failure.to_string()),
+            Failure::TOO_MANY | Failure::NO_ROOM => ApiError::overloaded(failure.to_string()),
+            failure => ApiError::storage(format!("the conversation could not be kept: {failure}")),
+        })
     }
 
     /// A conversation of `tenant` as it is on disk.

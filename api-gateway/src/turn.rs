@@ -38,6 +38,7 @@ use crate::store::Stored;
 use crate::wire::{self, Create, Status as ItemStatus, Usage};
 use asked::{Asked, prepare_off_thread, shortened};
 pub(crate) use finish::Finish;
+use finish::api_error;
 pub(crate) use stop::{Partial, Stop};
 
 /// A turn that started is announced after this long, even if no worker has taken it yet.
@@ -67,7 +68,8 @@ pub(crate) struct Origin {
 
 /// Runs one turn. Dropping the future cancels it: the worker stops before its next step.
 ///
-/// When `stop` says so, what was generated so far is kept and the response ends as incomplete.
+/// When `stop` says so, the response ends as incomplete, with what was generated so far or without the item that is not
+/// complete.
 ///
 /// # Errors
 /// When nothing was sent to `events` yet and the request cannot be served; later failures are events.
@@ -91,11 +93,16 @@ async fn turn(
     stop: &Stop,
 ) -> Result<Ended, ApiError> {
     let began = Instant::now();
-    let asked = prepare_off_thread(gateway, create, origin.clone()).await?;
+    let mut asked = prepare_off_thread(gateway, create, origin.clone()).await?;
+    let due = asked.due.take();
     Span::current().record("conversation", &asked.prepared.conversation);
     let mut outcome = Outcome { outcome: "cancelled", conversation: &asked.prepared.conversation };
     let mut emitter = Emitter::new(gateway, &asked.create, &asked.prepared, events);
-    let shortened = match shortened(gateway, &asked, origin, stop, &mut emitter).await {
+    let shortened = match due {
+        None => Ok(None),
+        Some(due) => shortened(gateway, &asked, due, origin, stop, &mut emitter).await,
+    };
+    let shortened = match shortened {
         Ok(shortened) => shortened,
         Err(error) => {
             outcome.outcome = if error.is_client_gone() { "cancelled" } else { "failed" };
@@ -188,7 +195,7 @@ struct Run<'a> {
 
 impl<'a> Run<'a> {
     fn new(gateway: &'a Gateway, asked: &'a Asked, stop: &'a Stop) -> Self {
-        let Asked { create, prepared } = asked;
+        let Asked { create, prepared, .. } = asked;
         let turn = rand::random();
         let (generated, avoid) = (Vec::new(), Vec::new());
         let decode_worker = prepared.last_decode.clone();
@@ -214,12 +221,12 @@ impl<'a> Run<'a> {
             // A warm-up without input: there is nothing to compute, but its id can be continued.
             return Ok(Finish::Prefilled);
         }
-        if self.create.generate && self.prepared.max_output_tokens == 0 {
-            return Err(too_long(self.gateway, self.prepared.log.len()));
-        }
         loop {
             if self.stop.is_stopped() {
                 return Ok(Finish::Interrupted);
+            }
+            if self.create.generate && self.prepared.max_output_tokens == 0 {
+                return Err(too_long(self.gateway, self.prepared.log.len()));
             }
             match self.attempt(emitter).await {
                 Ok(finish) => return Ok(finish),
@@ -439,7 +446,8 @@ impl<'a> Run<'a> {
         began: Instant,
     ) -> Result<Ended, ApiError> {
         // A summary that became too long is one all the same.
-        let finish = if self.prepared.compacts && finish == Finish::Length { Finish::Stop } else { finish };
+        let is_cut = finish == Finish::Length;
+        let finish = if self.prepared.compacts && is_cut { Finish::Stop } else { finish };
         let reason = finish.incomplete_reason();
         let status = if reason.is_some() { ItemStatus::Incomplete } else { ItemStatus::Completed };
         let usage = self.usage();
@@ -463,7 +471,11 @@ impl<'a> Run<'a> {
         let phase = Phase { status, usage: Some(usage), error: None, incomplete_reason, baton };
         let response = emitter.json(&phase);
         // Whoever has seen the end of a response can continue it.
-        let stored = Arc::new(self.stored(finish, &emitter, &response));
+        let stored = Arc::new(self.stored(
+            LogEnd::Generated { closed: finish == Finish::Stop && !is_cut },
+            &emitter,
+            &response,
+        ));
         let text = if self.create.store { response.len() / TOKEN_BYTES } else { 0 };
         let own = self.prepared.n_own_tokens + self.generated.len() + text;
         if !self.create.aside {
@@ -480,8 +492,9 @@ impl<'a> Run<'a> {
 
     /// Closes what is open; a turn that was to say something has said it then.
     async fn close_output(&self, status: ItemStatus, emitter: &mut Emitter<'_>) -> Result<(), ApiError> {
-        let has_answer =
-            emitter.items().iter().any(|item| !matches!(item.body, wire::Body::Reasoning { .. }));
+        let answers =
+            |body: &wire::Body| !matches!(body, wire::Body::Reasoning { .. } | wire::Body::Compaction { .. });
+        let has_answer = emitter.items().iter().any(|item| answers(&item.body));
         if self.prepared.compacts {
             if status != ItemStatus::Completed {
                 return Ok(());
@@ -504,8 +517,8 @@ impl<'a> Run<'a> {
         let items = self.prepared.own.iter().cloned().chain(output).collect();
         let conversations = self.gateway.conversations();
         let added = async {
-            let conversation = conversations.get(id, &stored.tenant)?;
-            conversations.answered(&conversation, items, stored, self.prepared.n_before).await
+            let conversation = conversations.recall(id, &stored.tenant).await?;
+            conversations.answered(&conversation, items, stored, self.prepared.version).await
         };
         // It may have been deleted meanwhile, or be full; the response is there all the same.
         if let Err(error) = added.await {
@@ -513,12 +526,22 @@ impl<'a> Run<'a> {
         }
     }
 
-    fn stored(&self, finish: Finish, emitter: &Emitter<'_>, response: &str) -> Stored {
+    /// What was generated, as the log keeps it.
+    fn generated_item(&self) -> Item {
+        let prompts = &self.gateway.text().prompts;
+        if prompts.thinks() == self.prepared.thinks {
+            return Item::Generated;
+        }
+        // The prompt has ended the thought that the template begins: where it is rendered again, that belongs to it.
+        let ids = [prompts.end_of_thinking().as_slice(), &self.generated].concat();
+        Item::GeneratedBefore { ids: ids.into() }
+    }
+
+    fn stored(&self, end: LogEnd, emitter: &Emitter<'_>, response: &str) -> Stored {
         let prepared = self.prepared;
         let mut log = prepared.log.clone();
         if self.create.generate {
-            let end = LogEnd::Generated { closed: finish == Finish::Stop };
-            log.append(self.generated.clone(), vec![Item::Generated], end);
+            log.append(self.generated.clone(), vec![self.generated_item()], end);
         }
         let is_known = |item: &wire::OutputItem| {
             self.create.summary.is_some() && matches!(item.body, wire::Body::Compaction { .. })
@@ -574,19 +597,5 @@ impl<'a> Run<'a> {
             ms = took.as_millis(),
             "turn finished"
         );
-    }
-}
-
-fn api_error(status: &Status) -> ApiError {
-    match Reason::of(status) {
-        Some(Reason::PromptTooLong) => {
-            ApiError::invalid("context_length_exceeded", status.message()).at("input")
-        }
-        Some(Reason::Overloaded) => ApiError::overloaded("all workers are busy: try again shortly"),
-        Some(Reason::NoWorker) => ApiError::overloaded(status.message()),
-        _ if may_retry(status) => {
-            ApiError::overloaded(format!("no worker could take the turn: {}", status.message()))
-        }
-        _ => ApiError::internal(format!("the turn failed inside the cluster: {}", status.message())),
     }
 }

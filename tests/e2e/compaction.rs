@@ -231,3 +231,70 @@ async fn a_long_summary_is_bridged_by_heartbeats_and_can_be_stopped() -> anyhow:
     assert_eq!(stopped.response()["incomplete_details"]["reason"], "interrupted");
     Ok(())
 }
+
+#[tokio::test]
+async fn results_that_come_later_still_find_their_calls() -> anyhow::Result<()> {
+    let script = Script::default();
+    let cluster = script.cluster(Spec::aggregated(0)).await?;
+    let mut socket = Socket::open(cluster.address()).await?;
+    let call = "<tool_call>\n{\"name\": \"look\", \"arguments\": {}}\n</tool_call>";
+    script.say([Says::Text(call), Says::Text("\n"), Says::Text(call)]);
+    let fields = json!({"context_management": null, "max_output_tokens": 100});
+    let called = socket.turn(&asked(json!([user(&OLD.repeat(20))]), fields)).await?;
+    assert_eq!(kinds(&called), ["function_call", "function_call"], "{}", called.last());
+    let call_id = |idx: usize| &called.response()["output"][idx]["call_id"];
+    script.say([Says::Text("Forty ships.")]);
+    script.say([Says::Text("I wait.")]);
+    let fields = json!({"previous_response_id": called.id()});
+    let waits = socket.turn(&asked(json!([result(call_id(1), "A brig.")]), fields)).await?;
+    assert_eq!(kinds(&waits), ["compaction", "message"], "{}", waits.last());
+    script.say([Says::Text("Both.")]);
+    let fields = json!({"previous_response_id": waits.id()});
+    let both = socket.turn(&asked(json!([result(call_id(0), "A cutter.")]), fields)).await?;
+    both.expect_answer();
+    check_heard(
+        &script,
+        &["Forty ships.", "\"look\"", "\"look\"", "A brig.", "A cutter."],
+        &["writes their names"],
+    );
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_summary_that_was_asked_for_shortens_a_conversation_whoever_remembers_it() -> anyhow::Result<()> {
+    let script = Script::default();
+    let cluster = script.cluster(Spec::aggregated(0)).await?;
+    let address = cluster.address();
+    let (_, made) = ask::json(address, "POST", "/v1/conversations", &json!({})).await?;
+    let path = format!("/v1/conversations/{}/items", made["id"].as_str().context("an id")?);
+    let fields = json!({"conversation": made["id"], "context_management": null});
+    let say = async |item: Value| ask::whole(address, &asked(json!([item]), fields.clone())).await;
+    script.say([Says::Text("Forty.")]);
+    say(user(&OLD.repeat(20))).await?;
+    script.say([Says::Text("Forty ships were counted.")]);
+    say(json!({"type": "compaction_trigger"})).await?;
+    // What others have added since comes behind the summary.
+    let (_, added) =
+        ask::json(address, "POST", &path, &json!({"items": [user("Call me Bob."), user("No, Eve.")]}))
+            .await?;
+    script.say([Says::Text("Aye.")]);
+    say(user("Go on.")).await?;
+    let there = ["Forty ships were counted.", "Call me Bob.", "No, Eve.", "Go on."];
+    check_heard(&script, &there, &["writes their names", "Summarize"]);
+    // Without one of its items no response stands for the conversation: all items are read again.
+    let removed = format!("{path}/{}", added["data"][0]["id"].as_str().context("an id")?);
+    ask::json(address, "DELETE", &removed, &Value::Null).await?;
+    script.say([Says::Text("Aye.")]);
+    say(user("And now?")).await?;
+    let there = ["Forty ships were counted.", "No, Eve.", "Go on.", "Aye.", "And now?"];
+    check_heard(&script, &there, &["writes their names", "Summarize", "Call me Bob."]);
+    // One that is made beside the conversation leaves it as it is.
+    let (_, before) = ask::json(address, "GET", &path, &Value::Null).await?;
+    script.say([Says::Text("Eve counts ships.")]);
+    let model = ask::body("");
+    let compact = json!({"model": model["model"], "conversation": made["id"]});
+    let (status, compacted) = ask::json(address, "POST", "/v1/responses/compact", &compact).await?;
+    assert_eq!(status, 200, "{compacted}");
+    assert_eq!(ask::json(address, "GET", &path, &Value::Null).await?.1, before);
+    Ok(())
+}

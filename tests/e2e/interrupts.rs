@@ -80,6 +80,32 @@ async fn an_interrupted_text_was_never_said() -> anyhow::Result<()> {
 }
 
 #[tokio::test]
+async fn what_the_client_was_told_and_what_the_model_remembers_are_the_same() -> anyhow::Result<()> {
+    let script = Script::default();
+    let (_cluster, mut socket) = start(&script).await?;
+    let stop = || json!({"type": "response.interrupt"});
+    // Where a call may begin, the text before it is not told as complete yet.
+    script.say([Says::Text("Let me look.\n<tool_call>\n{\"na"), Says::Silence]);
+    let turn = stopped(&mut socket, "response.output_text.delta", stop()).await?;
+    assert_eq!(turn.response()["output"], json!([]));
+    ensure!(!continued(&script, &mut socket, &turn).await?.contains("Let me look."));
+    // A call whose arguments are complete was made.
+    script.say([
+        Says::Text("Yes.\n<tool_call>\n{\"name\": \"look\", \"arguments\": {\"where\": \"left\"}"),
+        Says::Silence,
+    ]);
+    let turn = stopped(&mut socket, "response.function_call_arguments.done", stop()).await?;
+    let output = turn.response()["output"].as_array().cloned().unwrap_or_default();
+    assert_eq!((output.len(), &output[1]["status"]), (2, &json!("completed")), "{output:?}");
+    let heard = continued(&script, &mut socket, &turn).await?;
+    ensure!(
+        heard.contains("Yes.\n<tool_call>\n{\"name\": \"look\", \"arguments\": {\"where\": \"left\"}"),
+        "{heard}"
+    );
+    Ok(())
+}
+
+#[tokio::test]
 async fn an_interrupt_that_comes_too_late_is_no_mistake() -> anyhow::Result<()> {
     let script = Script::default();
     let (_cluster, mut socket) = start(&script).await?;

@@ -113,13 +113,22 @@ async fn an_answer_of_a_given_form_is_no_thought() -> anyhow::Result<()> {
     ensure!(script.heard().ends_with("<|im_start|>assistant\n<think>\n"), "{}", script.heard());
     assert_eq!((output(&free)[0]["type"].as_str(), output(&free).len()), (Some("reasoning"), 2));
     script.say([Says::Text("{\"n\": 7}")]);
-    let form = json!({"tools": [], "text": {"format": {"type": "json_object"}}});
+    let form = json!({"tools": [], "text": {"format": {"type": "json_object"}}, "store": true});
     let json = socket.turn(&asked("How many?".into(), form)).await?;
     assert_eq!(json.text(), "{\"n\": 7}", "{}", json.last());
     ensure!(script.heard().ends_with("<think>\n\n</think>\n\n"), "{}", script.heard());
     script.say([Says::Text("<tool_call>\n{\"name\": \"look\", \"arguments\": {}}\n</tool_call>")]);
-    let forced = socket.turn(&asked("Look!".into(), json!({"tool_choice": "required"}))).await?;
+    let forced =
+        socket.turn(&asked("Look!".into(), json!({"tool_choice": "required", "store": true}))).await?;
     assert_eq!(output(&forced)[0]["type"], "function_call", "{}", forced.last());
+    // What had a form is remembered like any other answer.
+    for (turn, said) in [(&json, "{\"n\": 7}"), (&forced, "{\"name\": \"look\", \"arguments\": {}}")] {
+        script.say([Says::Text("Easy.\n</think>\n\nFine.")]);
+        let fields =
+            json!({"previous_response_id": turn.id(), "tools": turn.response()["tools"], "store": true});
+        socket.turn(&asked("Go on.".into(), fields)).await?.expect_answer();
+        ensure!(script.heard().contains(said), "{}", script.heard());
+    }
     Ok(())
 }
 

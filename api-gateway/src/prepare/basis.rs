@@ -33,8 +33,8 @@ pub(crate) struct Basis {
     pub(super) entries: Vec<Entry>,
     /// The request's own items, as its conversation keeps them.
     pub(super) own: Vec<ListedItem>,
-    /// How many its conversation had before.
-    pub(super) n_before: usize,
+    /// Of its conversation, before it.
+    pub(super) version: u64,
 }
 
 /// Brings what the request names into memory, where [`find_basis`] looks for it.
@@ -69,13 +69,13 @@ pub(crate) async fn recall(gateway: &Gateway, create: &Create, origin: &Origin) 
 /// When the model or the parent is unknown, or the input cannot fit the context.
 pub(crate) fn find_basis(gateway: &Gateway, create: &Create, origin: &Origin) -> Result<Basis, ApiError> {
     check_model(gateway, create)?;
-    check_size(gateway, create)?;
     let mut parent = if create.summary.is_some() { None } else { find_parent(gateway, create, origin)? };
-    let Items { new, own, n_before } = items(gateway, create, origin, &mut parent)?;
+    let Items { new, own, version } = items(gateway, create, origin, &mut parent)?;
+    check_size(gateway, create, &new)?;
     let instructions = given(&create.instructions, parent.as_deref().and_then(|p| p.instructions.as_ref()));
     let tools = offered(gateway.config(), create, parent.as_deref(), &new)?;
     let entries: Vec<Entry> = new.iter().map(|item| Entry::of_input(item, new_id)).collect();
-    let mut basis = Basis { parent, instructions, tools, likely: None, new, entries, own, n_before };
+    let mut basis = Basis { parent, instructions, tools, likely: None, new, entries, own, version };
     if basis.parent.is_none() {
         basis.find_by_content(gateway, origin);
     }
@@ -93,7 +93,16 @@ impl Basis {
     pub(crate) fn is_slow(&self, gateway: &Gateway, create: &Create) -> bool {
         /// Inputs up to this size take less than a millisecond to tokenize.
         const LONG_INPUT_BYTES: usize = 32 << 10;
-        self.text_bytes() > LONG_INPUT_BYTES || is_slow(create, &self.tools) || self.rerenders_much(gateway)
+        self.text_bytes() > LONG_INPUT_BYTES
+            || is_slow(create, &self.tools)
+            || self.rerenders_much(gateway)
+            || self.may_be_shortened(create)
+    }
+
+    /// True when the conversation may be summed up first, which takes all of it apart.
+    fn may_be_shortened(&self, create: &Create) -> bool {
+        let n_tokens = self.parent.as_ref().map_or(0, |parent| parent.log.len());
+        create.compact_threshold.is_some_and(|most| n_tokens >= most as usize / 2)
     }
 
     /// True when the turn renders a long conversation anew.
@@ -139,12 +148,11 @@ impl Basis {
         // What asks for a summary says nothing, but is never something that was said.
         let asks = self.new.iter().position(|item| matches!(item.kind, InputKind::CompactionTrigger));
         let most = asks.unwrap_or(self.new.len());
-        let found = contents[..=most]
-            .iter()
-            .enumerate()
-            .skip(1)
-            .rev()
-            .find_map(|(n_items, content)| Some((n_items, gateway.store().after(content)?)));
+        let found = contents[..=most].iter().enumerate().skip(1).rev().find_map(|(n_items, content)| {
+            // What ends in a summary goes on with that, not with what was summed up.
+            let found = gateway.store().after(content).filter(|found| !found.ends_in_summary());
+            Some((n_items, found?))
+        });
         let Some((n_items, parent)) = found else { return };
         metrics::counter!(names::CONTENT_MATCHES).increment(1);
         self.new.drain(..n_items);
@@ -299,11 +307,12 @@ fn check_model(gateway: &Gateway, create: &Create) -> Result<(), ApiError> {
 }
 
 /// Refuses what cannot fit before any of it is tokenized. Of a request that may be truncated, the last item has to.
-fn check_size(gateway: &Gateway, create: &Create) -> Result<(), ApiError> {
-    let n_bytes = if create.truncates {
-        create.input.last().map_or(0, InputItem::text_bytes)
+fn check_size(gateway: &Gateway, create: &Create, new: &[InputItem]) -> Result<(), ApiError> {
+    let n_bytes = if truncates(create, new) {
+        new.last().map_or(0, InputItem::text_bytes)
     } else {
-        create.text_bytes()
+        let instructions = if let Setting::Given(text) = &create.instructions { text.len() } else { 0 };
+        instructions + new.iter().map(InputItem::text_bytes).sum::<usize>()
     };
     if n_bytes > gateway.max_prompt_bytes() {
         let message = format!(
@@ -313,6 +322,12 @@ fn check_size(gateway: &Gateway, create: &Create) -> Result<(), ApiError> {
         return Err(ApiError::invalid("context_length_exceeded", message).at("input"));
     }
     Ok(())
+}
+
+/// Whether the oldest items may be left out: when the client says so, and where a summary is asked for, which is wanted
+/// most when there is no room.
+pub(super) fn truncates(create: &Create, new: &[InputItem]) -> bool {
+    create.truncates || matches!(new.last(), Some(InputItem { kind: InputKind::CompactionTrigger, .. }))
 }
 
 fn find_parent(gateway: &Gateway, create: &Create, origin: &Origin) -> Result<Option<Arc<Stored>>, ApiError> {

@@ -23,8 +23,8 @@ pub(super) struct Items {
     pub(super) new: Vec<InputItem>,
     /// The request's own, as its conversation keeps them.
     pub(super) own: Vec<ListedItem>,
-    /// How many its conversation had before.
-    pub(super) n_before: usize,
+    /// Of its conversation, before it.
+    pub(super) version: u64,
 }
 
 /// The items of a request that `parent` does not hold. A conversation has a parent of its own; one that ended in a summary
@@ -53,24 +53,25 @@ pub(super) fn items(
         }
     }
     let mut all: Vec<(InputItem, String)> = Vec::with_capacity(own.len());
-    let mut n_before = 0;
+    let mut version = 0;
     if let Some(summary) = &create.summary {
         all.push((summary.clone(), "input".to_owned()));
     } else {
+        let mut newer = Vec::new();
         if let Some(id) = &create.conversation {
             let continued = continued(gateway, id, origin)?;
-            n_before = continued.n_items;
-            let from = n_before - continued.newer.len();
-            all.extend(listed_items(continued.newer, from)?);
+            version = continued.version;
+            newer = listed_items(continued.newer, continued.from)?;
             *parent = continued.latest;
         }
         if let Some(ended) = parent.take_if(|parent| parent.ends_in_summary()) {
             all.extend(after_summary(&ended)?);
         }
+        all.extend(newer);
         all.extend(own.into_iter().enumerate().map(|(idx, item)| (item, format!("input[{idx}]"))));
     }
     let new = opened(gateway, origin, all, parent)?;
-    Ok(Items { new, own: listed, n_before })
+    Ok(Items { new, own: listed, version })
 }
 
 /// The item, or the stored one that it names.
@@ -144,17 +145,25 @@ fn opened(
             ApiError::invalid("invalid_encrypted_content", message).at(format!("{param}.encrypted_content"))
         })?;
         *summary = open.text;
-        match open.kept {
-            None => new.push(item),
-            Some(Kept { instructions, latest }) => {
+        // One that was asked for with an item stands for what stands before that item.
+        let was_asked_for = matches!(new.last(), Some(InputItem { kind: InputKind::CompactionTrigger, .. }));
+        let Some(Kept { instructions, latest }) = open.kept else {
+            if was_asked_for {
                 *parent = None;
-                new.clear();
-                let parsed = |raw: &RawValue| InputItem::parse(raw.get(), &param);
-                new.extend(instructions.iter().map(|raw| parsed(raw)).collect::<Result<Vec<_>, _>>()?);
-                new.push(item);
-                new.extend(latest.iter().map(|raw| parsed(raw)).collect::<Result<Vec<_>, _>>()?);
+                new.retain(InputItem::is_instruction);
             }
+            new.push(item);
+            continue;
+        };
+        *parent = None;
+        let parsed = |raw: &RawValue| InputItem::parse(raw.get(), &param);
+        // The client may have other instructions by now.
+        new.retain(InputItem::is_instruction);
+        if new.is_empty() {
+            new = instructions.iter().map(|raw| parsed(raw)).collect::<Result<_, _>>()?;
         }
+        new.push(item);
+        new.extend(latest.iter().map(|raw| parsed(raw)).collect::<Result<Vec<_>, _>>()?);
     }
     Ok(new)
 }

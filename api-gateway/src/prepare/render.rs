@@ -110,8 +110,14 @@ fn messages(gateway: &Gateway, items: &[InputItem]) -> Vec<Message> {
                 let content = format!("{}{summary}", compact::PREFACE).into();
                 Message { role: Role::User, content }
             }
-            InputKind::CompactionTrigger => Message { role: Role::User, content: compact::PROMPT.into() },
-            InputKind::Tools(_) | InputKind::Reference(_) | InputKind::Silent => continue,
+            InputKind::CompactionTrigger if idx + 1 == items.len() => {
+                Message { role: Role::User, content: compact::PROMPT.into() }
+            }
+            // What was asked for before has been answered.
+            InputKind::CompactionTrigger
+            | InputKind::Tools(_)
+            | InputKind::Reference(_)
+            | InputKind::Silent => continue,
         };
         messages.extend(assistant.end(format));
         messages.push(other);
@@ -125,7 +131,13 @@ pub(super) fn appendable(gateway: &Gateway, new: &[InputItem]) -> bool {
     match gateway.text().prompts.class() {
         TemplateClass::AppendOnly => true,
         TemplateClass::AppendOnlyWithinToolLoop => {
-            !new.iter().any(|item| matches!(item.kind, InputKind::Message(_)))
+            let speaks = |kind: &InputKind| {
+                matches!(
+                    kind,
+                    InputKind::Message(_) | InputKind::Compaction { .. } | InputKind::CompactionTrigger
+                )
+            };
+            !new.iter().any(|item| speaks(&item.kind))
         }
         TemplateClass::Rewrites => false,
     }

@@ -34,6 +34,10 @@ pub(super) struct Found {
 pub(super) struct Failure(pub(super) &'static str);
 
 impl Failure {
+    pub(super) const TOO_MANY: Self = Self("too many conversations are kept: delete some");
+    pub(super) const GONE: Self = Self("the conversation was deleted");
+    pub(super) const NO_ROOM: Self = Self("conversations take as much of the disk as they may: delete some");
+
     /// Whoever should have answered is gone.
     pub(super) fn interrupted() -> Self {
         Self("the store was interrupted")

@@ -1,10 +1,10 @@
 //! From a request to a turn that can run, its conversation shortened if need be.
 
 use super::{Origin, Stop};
-use crate::compact;
+use crate::compact::{self, Due};
 use crate::emit::Emitter;
 use crate::error::ApiError;
-use crate::prepare::{Prepared, find_basis, prepare, recall};
+use crate::prepare::{Basis, Prepared, find_basis, prepare, recall};
 use crate::state::Gateway;
 use crate::wire::{Create, InputItem, InputKind};
 
@@ -12,6 +12,8 @@ use crate::wire::{Create, InputItem, InputKind};
 pub(super) struct Asked {
     pub(super) create: Create,
     pub(super) prepared: Prepared,
+    /// What is to be summed up first.
+    pub(super) due: Option<Due>,
 }
 
 impl Asked {
@@ -24,15 +26,15 @@ impl Asked {
     }
 }
 
-/// The turn with a summary in the place of what it continues, when that has become as long as the client allows.
+/// The turn with a summary in the place of what it continues; None when the model has none.
 pub(super) async fn shortened(
     gateway: &Gateway,
     asked: &Asked,
+    due: Due,
     origin: Origin,
     stop: &Stop,
     emitter: &mut Emitter<'_>,
 ) -> Result<Option<Asked>, ApiError> {
-    let Some(due) = compact::due(&asked.create, &asked.prepared) else { return Ok(None) };
     emitter.begin().await?;
     let sealed = match emitter.waiting(due.sum_up(gateway, origin.clone(), stop)).await? {
         Ok(sealed) => sealed,
@@ -49,7 +51,7 @@ pub(super) async fn shortened(
     shortened.prepared.conversation.clone_from(&before.conversation);
     shortened.prepared.last_decode.clone_from(&before.last_decode);
     shortened.prepared.own.clone_from(&before.own);
-    shortened.prepared.n_before = before.n_before;
+    shortened.prepared.version = before.version;
     Ok(Some(shortened))
 }
 
@@ -65,11 +67,15 @@ pub(super) async fn prepare_off_thread(
         basis.recall_by_content(gateway, &origin).await;
     }
     if !basis.is_slow(gateway, &create) {
-        return Ok(Asked { prepared: prepare(gateway, &create, &origin, basis)?, create });
+        return asked(gateway, create, &origin, basis);
     }
     let gateway = gateway.clone();
-    let preparing = tokio::task::spawn_blocking(move || {
-        Ok(Asked { prepared: prepare(&gateway, &create, &origin, basis)?, create })
-    });
+    let preparing = tokio::task::spawn_blocking(move || asked(&gateway, create, &origin, basis));
     preparing.await.unwrap_or_else(|_| Err(ApiError::internal("preparing the turn was interrupted")))
+}
+
+fn asked(gateway: &Gateway, create: Create, origin: &Origin, basis: Basis) -> Result<Asked, ApiError> {
+    let prepared = prepare(gateway, &create, origin, basis)?;
+    let due = compact::due(&create, &prepared);
+    Ok(Asked { create, prepared, due })
 }

@@ -1,6 +1,11 @@
 //! How turns end.
 
+use proto::reason::Reason;
 use proto::v1::FinishReason;
+use tonic::Status;
+
+use crate::cluster::may_retry;
+use crate::error::ApiError;
 
 /// How the tokens of a turn came to their end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -31,5 +36,20 @@ impl Finish {
             Self::Length => Some("max_output_tokens"),
             Self::Interrupted => Some("interrupted"),
         }
+    }
+}
+
+/// What a client is told when the cluster fails its turn.
+pub(super) fn api_error(status: &Status) -> ApiError {
+    match Reason::of(status) {
+        Some(Reason::PromptTooLong) => {
+            ApiError::invalid("context_length_exceeded", status.message()).at("input")
+        }
+        Some(Reason::Overloaded) => ApiError::overloaded("all workers are busy: try again shortly"),
+        Some(Reason::NoWorker) => ApiError::overloaded(status.message()),
+        _ if may_retry(status) => {
+            ApiError::overloaded(format!("no worker could take the turn: {}", status.message()))
+        }
+        _ => ApiError::internal(format!("the turn failed inside the cluster: {}", status.message())),
     }
 }

@@ -1,7 +1,7 @@
 //! `input`: a string or a list of items.
 //!
-//! Items that carry nothing for a text model (hosted tools' calls, reasoning of other turns) are accepted and left out: a
-//! client replays what it has, and its turn must not fail for it.
+//! Items that carry nothing for a text model (hosted tools' calls, reasoning that cannot be read here) are accepted and left
+//! out: a client replays what it has, and its turn must not fail for it.
 
 use std::sync::Arc;
 
@@ -154,14 +154,14 @@ impl InputItem {
         Self { id: None, json: json.to_string().into(), kind }
     }
 
-    /// Bytes of text that may have to be tokenized.
+    /// Bytes of text that may have to be tokenized; of a summary or a thought, once it was opened.
     pub(crate) fn text_bytes(&self) -> usize {
         match &self.kind {
             InputKind::Message(message) => message.content.text().len(),
             InputKind::Call { call, .. } => call.name.len() + call.input.len(),
             InputKind::Result { text, .. } => text.len(),
-            InputKind::Compaction { sealed, .. } => sealed.len(),
-            InputKind::Reasoning { sealed, text } => text.len() + sealed.as_ref().map_or(0, String::len),
+            InputKind::Compaction { summary, .. } => summary.len(),
+            InputKind::Reasoning { text, .. } => text.len(),
             InputKind::Tools(raw) => raw.len(),
             InputKind::CompactionTrigger | InputKind::Reference(_) | InputKind::Silent => 0,
         }

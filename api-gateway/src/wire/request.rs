@@ -79,14 +79,6 @@ pub(crate) struct Include {
     pub(crate) logprobs: bool,
 }
 
-impl Create {
-    /// Bytes of text that may have to be tokenized.
-    pub(crate) fn text_bytes(&self) -> usize {
-        let instructions = if let Setting::Given(text) = &self.instructions { text.len() } else { 0 };
-        instructions + self.input.iter().map(InputItem::text_bytes).sum::<usize>()
-    }
-}
-
 /// What a client says on a socket.
 #[derive(Debug, Clone)]
 pub(crate) enum ClientEvent {
@@ -243,7 +235,7 @@ pub(crate) fn parse_frame(text: &str) -> Result<ClientEvent, ApiError> {
 
 /// A create whose fields stand in the frame, or in its `response`.
 fn create(frame: Fields<'_>) -> Result<ClientEvent, ApiError> {
-    let outer = frame.stream_id;
+    let outer = frame.stream_id.filter(|raw| raw.get() != "null");
     let nested = frame.response.filter(|raw| raw.get() != "null");
     let fields = match nested.map(|nested| object::<Fields<'_>>(nested.get())) {
         None => frame,

@@ -142,6 +142,11 @@ impl CallFinder {
         self.is_text() && !self.pending.is_empty()
     }
 
+    /// Whether a call's arguments are complete, and its end has not come yet.
+    pub fn is_behind_call(&self) -> bool {
+        self.state == State::Tail
+    }
+
     fn accepts_open(&self) -> bool {
         matches!(self.state, State::Text | State::Bare { .. } | State::Tail)
     }

@@ -44,7 +44,12 @@ impl CallFormat {
                 (r#""\n""#, "call", "rest")
             }
             Style::Mistral => {
-                rules.push_str("list: \"[\" body (\", \" body)* \"]\"\n");
+                let more = match choice {
+                    Choice::LazyOnce | Choice::Calls(..=1) => String::new(),
+                    Choice::Calls(most) => format!(" (\", \" body){{0,{}}}", most - 1),
+                    Choice::Lazy => " (\", \" body)*".to_owned(),
+                };
+                rules.push_str(&format!("list: \"[\" body{more} \"]\"\n"));
                 rules.push_str(&format!("call: {open} list\n"));
                 ("\"\"", "call", "list")
             }

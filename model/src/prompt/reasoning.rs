@@ -48,18 +48,20 @@ pub(super) fn without<'a>(ids: &'a [u32], thinks: Thinks, tokenizer: &Tokenizer)
             text.len()
         })
         .collect();
-    let text = String::from_utf8_lossy(&text);
-    if thinks == Thinks::MayBegin && !text.trim_start().starts_with(OPEN) {
+    if thinks == Thinks::MayBegin && !text.trim_ascii_start().starts_with(OPEN.as_bytes()) {
         return ids.into();
     }
-    // Bytes that are no characters only stand in an answer that was cut off.
-    let lossless = ends_at.last().is_none_or(|len| *len == text.len());
-    let Some(at) = text.rfind(CLOSE).filter(|_| lossless) else { return end.into() };
-    let answer = &text[at + CLOSE.len()..];
-    let from = text.len() - answer.trim_start_matches('\n').len();
+    let close = CLOSE.as_bytes();
+    let Some(at) = text.windows(close.len()).rposition(|window| window == close) else { return end.into() };
+    let answer = &text[at + close.len()..];
+    let n_line_ends = answer.iter().take_while(|byte| **byte == b'\n').count();
+    let from = at + close.len() + n_line_ends;
     match ends_at.iter().position(|end| *end == from) {
         Some(idx) => ids[idx + 1..].into(),
         // The answer begins within a token.
-        None => [tokenizer.encode_ordinary(&text[from..]).as_slice(), end].concat().into(),
+        None => {
+            let answer = String::from_utf8_lossy(&text[from..]);
+            [tokenizer.encode_ordinary(&answer).as_slice(), end].concat().into()
+        }
     }
 }

@@ -130,6 +130,18 @@ fn old_reasoning_is_dropped_from_generated_turns_as_from_written_ones() {
             assert_eq!(ids, tokenizer().encode_with_specials(&written));
         }
     }
+    // An answer that was cut within a character is one all the same.
+    let mut ids = tokenizer().encode_with_specials("<think>\nA thought.\n</think>\n\nA ship 🚢");
+    ids.pop();
+    let cut = [
+        Owned::Message(message(Role::User, "Go.")),
+        Owned::Generated(ids.clone()),
+        Owned::Message(message(Role::User, "Well?")),
+    ];
+    let entries: Vec<Entry<'_>> = cut.iter().map(Owned::entry).collect();
+    let rendered = keeps.render_all(&entries, Reply::None, &[]).unwrap();
+    let said = tokenizer().encode_with_specials("A ship");
+    assert!(rendered.windows(said.len()).any(|window| window == said), "{rendered:?}");
     // Nothing but thoughts: nothing was said.
     let cut = Owned::Generated(tokenizer().encode_with_specials("<think>\nA tho"));
     let entries =

@@ -16,10 +16,6 @@ type Result<T> = std::result::Result<T, redb::Error>;
 const HEADS: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("conversations");
 const ITEMS: TableDefinition<'_, (&str, u64), &[u8]> = TableDefinition::new("conversation_items");
 
-const TOO_MANY: Failure = Failure("too many conversations are kept: delete some");
-const GONE: Failure = Failure("the conversation was deleted");
-const NO_ROOM: Failure = Failure("conversations take as much of the disk as they may: delete some");
-
 /// A head as it is kept.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Row {
@@ -105,18 +101,18 @@ impl<'t> Conversations<'t> {
         match change {
             Change::Create { tenant, head, items, most } => {
                 if self.heads.len()? >= *most as u64 {
-                    return Ok(Err(TOO_MANY));
+                    return Ok(Err(Failure::TOO_MANY));
                 }
                 let row = Row { tenant: tenant.to_string(), head: head.clone(), next: 0, n_bytes: 0 };
                 self.append(id, row, items, max_bytes)
             }
             Change::Append(items) => match self.row(id)? {
                 Some(row) => self.append(id, row, items, max_bytes),
-                None => Ok(Err(GONE)),
+                None => Ok(Err(Failure::GONE)),
             },
             Change::Remove(item) => self.remove(id, item),
             Change::Metadata(metadata) => {
-                let Some(mut row) = self.row(id)? else { return Ok(Err(GONE)) };
+                let Some(mut row) = self.row(id)? else { return Ok(Err(Failure::GONE)) };
                 row.head.metadata.clone_from(metadata);
                 self.heads.insert(id, row.encode().as_slice())?;
                 Ok(Ok(()))
@@ -141,7 +137,7 @@ impl<'t> Conversations<'t> {
         let rows: Vec<Vec<u8>> = items.iter().map(encode_item).collect();
         let n_bytes: u64 = rows.iter().map(|row| row.len() as u64).sum();
         if self.n_bytes + n_bytes > max_bytes {
-            return Ok(Err(NO_ROOM));
+            return Ok(Err(Failure::NO_ROOM));
         }
         for bytes in &rows {
             self.items.insert((id, row.next), bytes.as_slice())?;
@@ -154,7 +150,7 @@ impl<'t> Conversations<'t> {
     }
 
     fn remove(&mut self, id: &str, item: &str) -> Result<std::result::Result<(), Failure>> {
-        let Some(mut row) = self.row(id)? else { return Ok(Err(GONE)) };
+        let Some(mut row) = self.row(id)? else { return Ok(Err(Failure::GONE)) };
         let mut n_bytes = 0;
         self.items.retain_in((id, 0)..=(id, u64::MAX), |_, bytes| {
             let is_it = n_bytes == 0 && decode_item(bytes).is_ok_and(|kept| kept.id == item);
