@@ -38,7 +38,7 @@ use crate::store::Stored;
 use crate::wire::{self, Create, Status as ItemStatus, Usage};
 use asked::{Asked, prepare_off_thread, shortened};
 pub(crate) use finish::Finish;
-use finish::api_error;
+use finish::{Outcome, api_error};
 pub(crate) use stop::{Partial, Stop};
 
 /// A turn that started is announced after this long, even if no worker has taken it yet.
@@ -140,21 +140,6 @@ async fn failed(emitter: Emitter<'_>, error: ApiError, account: wire::BatonTurn)
     tracing::warn!(%error, "turn failed");
     let response = emitter.fail(&error, account).await?;
     Ok(Ended { response, stored: None })
-}
-
-/// Counts the turn when it is over, also when its client is gone and the future is dropped.
-struct Outcome<'a> {
-    outcome: &'static str,
-    conversation: &'a str,
-}
-
-impl Drop for Outcome<'_> {
-    fn drop(&mut self) {
-        metrics::counter!(names::TURNS, "outcome" => self.outcome).increment(1);
-        if self.outcome == "cancelled" {
-            tracing::info!(conversation = self.conversation, "turn cancelled: the client is gone");
-        }
-    }
 }
 
 /// Why an attempt ended early.

@@ -6,6 +6,7 @@ use tonic::Status;
 
 use crate::cluster::may_retry;
 use crate::error::ApiError;
+use crate::metrics as names;
 
 /// How the tokens of a turn came to their end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -51,5 +52,20 @@ pub(super) fn api_error(status: &Status) -> ApiError {
             ApiError::overloaded(format!("no worker could take the turn: {}", status.message()))
         }
         _ => ApiError::internal(format!("the turn failed inside the cluster: {}", status.message())),
+    }
+}
+
+/// Counts the turn when it is over, also when its client is gone and the future is dropped.
+pub(super) struct Outcome<'a> {
+    pub(super) outcome: &'static str,
+    pub(super) conversation: &'a str,
+}
+
+impl Drop for Outcome<'_> {
+    fn drop(&mut self) {
+        metrics::counter!(names::TURNS, "outcome" => self.outcome).increment(1);
+        if self.outcome == "cancelled" {
+            tracing::info!(conversation = self.conversation, "turn cancelled: the client is gone");
+        }
     }
 }
