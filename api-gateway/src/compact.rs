@@ -30,6 +30,8 @@ pub(crate) const PROMPT: &str = "Summarize the conversation above for somebody w
 pub(crate) const PREFACE: &str = "Summary of the conversation so far:\n";
 /// A summary that needs more is none.
 const MAX_SUMMARY_TOKENS: usize = 1024;
+/// A shorter one says nothing.
+const MIN_SUMMARY_TOKENS: usize = 64;
 /// A model that thinks before it writes may think for so long.
 const MAX_THOUGHTS_TOKENS: usize = 2048;
 
@@ -70,6 +72,12 @@ impl Summary {
 pub(crate) fn most_tokens(gateway: &Gateway) -> usize {
     let thinks = gateway.text().prompts.format().knows_reasoning();
     MAX_SUMMARY_TOKENS + if thinks { MAX_THOUGHTS_TOKENS } else { 0 }
+}
+
+/// Tokens that the summary of a prompt of `n_tokens` may have: it has to be shorter.
+pub(crate) fn tokens_for(gateway: &Gateway, n_tokens: usize) -> usize {
+    let thoughts = most_tokens(gateway) - MAX_SUMMARY_TOKENS;
+    (n_tokens / 4).clamp(MIN_SUMMARY_TOKENS, MAX_SUMMARY_TOKENS) + thoughts
 }
 
 /// The parts of a final response object that a compaction shows.
@@ -138,8 +146,12 @@ pub(crate) fn due(create: &Create, prepared: &Prepared) -> Option<Due> {
     let items: Vec<InputItem> =
         entries.iter().map(|entry| InputItem::parse(&entry.json, "input")).collect::<Result<_, _>>().ok()?;
     let latest = latest_from(&items);
-    // What was summed up already, and nothing since, does not become shorter.
-    if !items[..latest].iter().any(is_said) {
+    // What was summed up already, with little since, does not become shorter.
+    let n_bytes = |is_counted: fn(&InputItem) -> bool| -> usize {
+        items[..latest].iter().filter(|item| is_counted(item)).map(|item| item.json.len()).sum()
+    };
+    let (said, summed_up) = (n_bytes(is_said), n_bytes(|item| is_summary(&item.kind)));
+    if said == 0 || said < summed_up / 2 {
         return None;
     }
     let json = |item: &InputItem| RawValue::from_string(item.json.to_string()).ok();
@@ -246,6 +258,7 @@ fn summarizing(create: &mut Create) {
     create.store = false;
     create.background = false;
     create.truncates = true;
+    create.temperature = Some(0.0);
     create.compact_threshold = None;
     create.text = Default::default();
 }

@@ -86,11 +86,36 @@ pub(crate) fn routes(gateway: Gateway, tasks: TaskTracker, shutdown: Cancellatio
 }
 
 async fn name_request(request: Request, next: Next) -> Response {
-    let mut response = next.run(request).await;
+    let mut response = if is_text(request.uri().path()) {
+        next.run(request).await
+    } else {
+        ApiError::invalid("invalid_path", "the path is not UTF-8 once its escapes are decoded")
+            .into_response()
+    };
     if let Ok(id) = HeaderValue::from_str(&new_id("req")) {
         response.headers_mut().insert(REQUEST_ID, id);
     }
     response
+}
+
+/// Whether a path is text once its escapes are decoded.
+fn is_text(path: &str) -> bool {
+    let hex = |byte: Option<&u8>| byte.and_then(|byte| char::from(*byte).to_digit(16));
+    let (bytes, mut decoded, mut at) = (path.as_bytes(), Vec::with_capacity(path.len()), 0);
+    while let Some(&byte) = bytes.get(at) {
+        let escaped = (byte == b'%').then(|| hex(bytes.get(at + 1)).zip(hex(bytes.get(at + 2)))).flatten();
+        match escaped.and_then(|(high, low)| u8::try_from(high * 16 + low).ok()) {
+            Some(escaped) => {
+                decoded.push(escaped);
+                at += 3;
+            }
+            None => {
+                decoded.push(byte);
+                at += 1;
+            }
+        }
+    }
+    std::str::from_utf8(&decoded).is_ok()
 }
 
 async fn upgrade(

@@ -86,8 +86,8 @@ pub(crate) fn prepare(
     let is_hopeless = truncates && basis.text_bytes() > gateway.max_prompt_bytes();
     // A client limits its answers, not a summary.
     let asked = create.max_output_tokens.map(|limit| limit as usize);
-    let limit = if compacts { Some(compact::most_tokens(gateway)) } else { asked };
-    let most = most_prompt_tokens(gateway, limit);
+    let room = if compacts { Some(compact::most_tokens(gateway)) } else { asked };
+    let most = most_prompt_tokens(gateway, room);
     let mut built =
         if is_hopeless { truncated(gateway, &basis, reply, most)? } else { build(gateway, &basis, reply)? };
     if truncates && built.log.len() > most && !is_hopeless {
@@ -102,7 +102,8 @@ pub(crate) fn prepare(
         thinks = Thinks::MayBegin;
     }
     metrics::counter!(names::TOKENIZED_TOKENS).increment(built.n_tokenized as u64);
-    let max_output_tokens = match output_limit(gateway, create, limit, built.log.len()) {
+    let summary = compacts.then(|| compact::tokens_for(gateway, built.log.len()));
+    let max_output_tokens = match output_limit(gateway, create, summary.or(asked), built.log.len()) {
         // It is shortened before it is answered.
         Err(_) if create.compact_threshold.is_some() && create.generate => 0,
         limit => limit?,

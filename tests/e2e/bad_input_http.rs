@@ -62,6 +62,8 @@ async fn paths_methods_and_upgrades_are_answered_in_json() -> anyhow::Result<()>
         ("PUT", "/v1/responses", 405, "method_not_allowed"),
         ("DELETE", "/v1/models", 405, "method_not_allowed"),
         ("GET", "/v1/models/gpt-5", 404, "model_not_found"),
+        ("GET", "/v1/models/%ff", 400, "invalid_path"),
+        ("DELETE", "/v1/conversations/a%C3", 400, "invalid_path"),
     ] {
         let reply = http::request(cluster.address(), method, path, "").await?;
         assert_eq!(reply.status, status, "{reply:?}");

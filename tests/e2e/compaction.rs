@@ -298,3 +298,31 @@ async fn a_summary_that_was_asked_for_shortens_a_conversation_whoever_remembers_
     assert_eq!(ask::json(address, "GET", &path, &Value::Null).await?.1, before);
     Ok(())
 }
+
+#[tokio::test]
+async fn what_a_summary_does_not_shorten_stays_as_it_is() -> anyhow::Result<()> {
+    let script = Script::default();
+    let cluster = script.cluster(Spec::aggregated(0)).await?;
+    let address = cluster.address();
+    let input =
+        json!([user("My name is Ada."), {"role": "assistant", "content": "OK."}, user("What is it?")]);
+    let managed =
+        json!({"context_management": [{"type": "compaction", "compact_threshold": 20}], "store": false});
+    script.say([Says::Text(
+        "The user is called Ada, which she has told, and nothing else was said by anybody here.",
+    )]);
+    script.say([Says::Text("Ada.")]);
+    let answered = ask::whole(address, &asked(input, managed)).await?;
+    assert_eq!(answered["output"][0]["type"], "message", "{answered}");
+    check_heard(&script, &["My name is Ada.", "OK.", "What is it?"], &["nothing else was said"]);
+    // There must be something to sum up.
+    let nothing = [json!([]), json!([rules()])];
+    for input in nothing {
+        let body = json!({"model": ask::body("")["model"], "input": input});
+        let (status, refused) = ask::json(address, "POST", "/v1/responses/compact", &body).await?;
+        assert_eq!((status, &refused["error"]["param"]), (400, &json!("input")), "{refused}");
+    }
+    let trigger = with(create(json!([{"type": "compaction_trigger"}])), json!({"store": false}));
+    assert_eq!(ask::json(address, "POST", "/v1/responses", &trigger).await?.0, 400);
+    Ok(())
+}

@@ -106,6 +106,43 @@ async fn what_the_client_was_told_and_what_the_model_remembers_are_the_same() ->
 }
 
 #[tokio::test]
+async fn what_was_only_asked_for_can_be_stopped_without_its_id() -> anyhow::Result<()> {
+    let script = Script::default();
+    let (_cluster, mut socket) = start(&script).await?;
+    for _ in 0..5 {
+        script.say([Says::Text("Once upon a time"), Says::Silence]);
+        socket.send(&asked("Tell me.", json!({}))).await?;
+        socket.send(&json!({"type": "response.interrupt"})).await?;
+        let turn = socket.rest(Vec::new()).await?;
+        assert_eq!(turn.end(), "response.incomplete", "{}", turn.last());
+    }
+    script.forget();
+    script.say([Says::Text("A ship.")]);
+    let next = socket.turn(&asked("What is there?", json!({}))).await?;
+    assert_eq!(
+        (next.end(), next.text()),
+        ("response.completed", "A ship."),
+        "only what was asked for is stopped"
+    );
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_call_that_the_limit_cuts_is_no_text() -> anyhow::Result<()> {
+    let script = Script::default();
+    let (_cluster, mut socket) = start(&script).await?;
+    let call = "<tool_call>\n{\"name\": \"look\", \"arguments\": {\"where\": \"left\"}}\n</tool_call>";
+    for limit in 1..24 {
+        script.say([Says::Text(call)]);
+        let turn = socket.turn(&asked("Look.", json!({"max_output_tokens": limit}))).await?;
+        let output = turn.response()["output"].as_array().cloned().unwrap_or_default();
+        let markup = output.iter().any(|item| item.to_string().contains("tool_call>"));
+        ensure!(!markup || limit < 4, "{limit}: {output:?}");
+    }
+    Ok(())
+}
+
+#[tokio::test]
 async fn an_interrupt_that_comes_too_late_is_no_mistake() -> anyhow::Result<()> {
     let script = Script::default();
     let (_cluster, mut socket) = start(&script).await?;

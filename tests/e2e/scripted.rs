@@ -48,6 +48,11 @@ impl Script {
         self.inner().says.push_back(parts.into());
     }
 
+    /// Nothing is to be said any more.
+    pub(crate) fn forget(&self) {
+        self.inner().says.clear();
+    }
+
     /// The text of the last prompt, markers included.
     pub(crate) fn heard(&self) -> String {
         self.inner().heard.last().cloned().unwrap_or_default()

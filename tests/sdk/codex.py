@@ -50,8 +50,9 @@ def config(base_url, model=None, provider=()):
     return "\n".join([*lines, *provider]) + "\n"
 
 
-async def run(binary, folder, base_url, prompt, *, model=None, provider=(), options=(), limit_s=120):
-    """Runs one turn. `folder` is made; `options` are more arguments."""
+async def run(binary, folder, base_url, prompt, *, model=None, instructions=None, provider=(), options=(),
+              limit_s=120):
+    """Runs one turn. `folder` is made; `instructions` are put in the place of the catalog's; `options` are more arguments."""
     home, work = folder / "home", folder / "work"
     for path in (home, work):
         path.mkdir(parents=True, exist_ok=True)
@@ -59,6 +60,8 @@ async def run(binary, folder, base_url, prompt, *, model=None, provider=(), opti
     catalog = json.loads((HERE / "codex/catalog.json").read_text())
     if model:
         catalog["models"][0]["slug"] = model
+    if instructions:
+        catalog["models"][0]["base_instructions"] = instructions
     (home / "catalog.json").write_text(json.dumps(catalog))
     environment = {**os.environ, "CODEX_HOME": str(home), "BATON_API_KEY": KEY, "RUST_LOG": "error"}
     command = [str(binary), "exec", "--json", "--skip-git-repo-check", "-C", str(work),

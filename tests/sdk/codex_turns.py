@@ -5,6 +5,9 @@ import proxy
 
 COMMAND = "echo baton-tool-ran"
 ONLY_HTTP = ("supports_websockets = false",)
+# A model of this size goes on calling tools unless it is told when to stop.
+ONE_LOOK = ("You answer questions about files. You may call exec_command once. After the tool response you write a short "
+            "sentence for the user, never JSON.")
 LONG = "The keeper counts the ships in the bay. " * 1500
 
 
@@ -67,15 +70,17 @@ async def connection_limit(binary, folder, cluster):
 
 
 async def two_tools(binary, folder, cluster):
-    """A model that can: it lists files, reads one, and answers. No proxy's edits, nothing forced."""
+    """A model that can: it lists the files with a tool, reads what the tool says, and answers. No proxy's edits, nothing
+    forced."""
     work = folder / "work"
     work.mkdir(parents=True, exist_ok=True)
     (work / "harbour.txt").write_text("The harbour master is called Edda Brandt.\n")
     (work / "ships.txt").write_text("Ada, Grace, Hedy\n")
-    prompt = ("Use exec_command to list the files in this folder with ls. Then use exec_command to print harbour.txt "
-              "with cat. Then answer: who is the harbour master?")
+    prompt = "Use exec_command to list the files in this folder with ls. Then answer: which files are there?"
     async with proxy.Proxy(cluster.port) as seen:
-        ran = await codex.run(binary, folder, seen.base_url, prompt, model=cluster.model, limit_s=900)
+        ran = await codex.run(binary, folder, seen.base_url, prompt, model=cluster.model,
+                              instructions=ONE_LOOK, limit_s=600)
     commands = [item["command"] for item in ran.items("command_execution")]
-    expect(ran.code == 0 and len(commands) >= 2 and "Brandt" in ran.answer and seen.upgrades == 1, ran, seen)
-    return f"{ran.seconds:.1f} s, {len(commands)} commands, {ran.answer[:80]!r}"
+    told = all(name in ran.answer for name in ("harbour.txt", "ships.txt"))
+    expect(ran.code == 0 and len(commands) == 1 and told and seen.upgrades == 1 and not seen.posts, ran, seen)
+    return f"{ran.seconds:.1f} s, {commands}, {ran.answer[:80]!r}"

@@ -13,6 +13,7 @@ use serde_json::value::RawValue;
 use super::listing::{Page, query};
 use super::responses::json;
 use super::{App, body};
+use crate::compact::Summary;
 use crate::conversations::{Conversation, Head, ListedItem};
 use crate::emit::new_id;
 use crate::error::ApiError;
@@ -62,6 +63,15 @@ async fn parsed(
     if items.len() > MAX_ITEMS {
         let message = format!("at most {MAX_ITEMS} items can be added at once, not {}", items.len());
         return Err(ApiError::bad_value("items", message));
+    }
+    for (idx, item) in items.iter().enumerate() {
+        if let InputKind::Compaction { sealed, .. } = &item.kind
+            && Summary::open(gateway, sealed, tenant).is_none()
+        {
+            let message = "this summary was not made here, or was changed: leave it out";
+            let error = ApiError::invalid("invalid_encrypted_content", message);
+            return Err(error.at(format!("items[{idx}].encrypted_content")));
+        }
     }
     for (idx, item) in items.iter_mut().enumerate() {
         let InputKind::Reference(id) = &item.kind else { continue };

@@ -72,6 +72,14 @@ pub(crate) fn find_basis(gateway: &Gateway, create: &Create, origin: &Origin) ->
     let mut parent = if create.summary.is_some() { None } else { find_parent(gateway, create, origin)? };
     let Items { new, own, version } = items(gateway, create, origin, &mut parent)?;
     check_size(gateway, create, &new)?;
+    let says = |item: &InputItem| {
+        !item.is_instruction() && !matches!(item.kind, InputKind::CompactionTrigger | InputKind::Silent)
+    };
+    let asks = matches!(new.last(), Some(InputItem { kind: InputKind::CompactionTrigger, .. }));
+    if asks && parent.is_none() && !new.iter().any(says) {
+        let message = "there is nothing to be summed up: send what was said as input";
+        return Err(ApiError::invalid("missing_required_parameter", message).at("input"));
+    }
     let instructions = given(&create.instructions, parent.as_deref().and_then(|p| p.instructions.as_ref()));
     let tools = offered(gateway.config(), create, parent.as_deref(), &new)?;
     let entries: Vec<Entry> = new.iter().map(|item| Entry::of_input(item, new_id)).collect();
@@ -198,10 +206,14 @@ impl Basis {
                 .iter()
                 .any(|item| matches!(&item.kind, InputKind::Call { call_id: own, .. } if own == call_id));
             if !own && !self.parent.as_ref().is_some_and(|parent| parent.history.has_call(call_id)) {
-                let message = format!("no tool call with the id `{call_id}` is in this conversation");
-                let param = match (n_own + idx).checked_sub(self.new.len()) {
-                    Some(idx) => format!("input[{idx}].call_id"),
-                    None => "conversation".to_owned(),
+                let call_id: String = call_id.chars().take(80).collect();
+                let unknown = format!("no tool call with the id `{call_id}` is in this conversation");
+                let (message, param) = match (n_own + idx).checked_sub(self.new.len()) {
+                    Some(idx) => (unknown, format!("input[{idx}].call_id")),
+                    None => {
+                        let item = &self.entries[idx].id;
+                        (format!("{unknown}: remove its item `{item}`"), "conversation".to_owned())
+                    }
                 };
                 return Err(ApiError::invalid("unknown_call_id", message).at(param));
             }

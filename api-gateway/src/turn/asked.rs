@@ -40,7 +40,9 @@ pub(super) async fn shortened(
         Ok(sealed) => sealed,
         Err(error) => {
             // A conversation that still fits goes on as it is.
-            tracing::warn!(%error, "the conversation was not compacted");
+            if !stop.is_stopped() {
+                tracing::warn!(%error, "the conversation was not compacted");
+            }
             return Ok(None);
         }
     };
@@ -48,6 +50,9 @@ pub(super) async fn shortened(
     let create = Create { summary, ..asked.create.clone() };
     let mut shortened = emitter.waiting(prepare_off_thread(gateway, create, origin)).await??;
     let before = &asked.prepared;
+    if shortened.prepared.log.len() >= before.log.len() {
+        return Ok(None);
+    }
     shortened.prepared.conversation.clone_from(&before.conversation);
     shortened.prepared.last_decode.clone_from(&before.last_decode);
     shortened.prepared.own.clone_from(&before.own);

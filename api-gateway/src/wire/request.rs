@@ -293,7 +293,7 @@ pub(crate) fn object<'a, T: Deserialize<'a>>(text: &'a str) -> Result<T, ApiErro
     if text.trim_start().starts_with('[') {
         return Err(not_object("it is a list".to_owned()));
     }
-    serde_json::from_str(text).map_err(|error| not_object(error.to_string()))
+    serde_json::from_str(text).map_err(|error| not_object(plain(&error.to_string())))
 }
 
 fn parse(fields: Fields<'_>, transport: Transport) -> Result<Create, ApiError> {
@@ -390,7 +390,10 @@ fn conversation(raw: Option<&RawValue>) -> Result<Option<String>, ApiError> {
         Id(String),
         Object { id: String },
     }
-    let named: Option<Named> = field(raw, "conversation")?;
+    let named: Option<Named> = field(raw, "conversation").map_err(|_| {
+        let message = "conversation is the id of one, or an object with an `id`";
+        ApiError::invalid("invalid_type", message).at("conversation")
+    })?;
     Ok(named.map(|named| match named {
         Named::Id(id) | Named::Object { id } => id,
     }))
@@ -456,6 +459,25 @@ pub(super) fn owned(raw: Option<&RawValue>) -> Option<Box<RawValue>> {
     raw.filter(|raw| raw.get() != "null").map(RawValue::to_owned)
 }
 
+/// An error of the parser without the names of our own types.
+fn plain(error: &str) -> String {
+    let words = error.split(' ').collect::<Vec<_>>();
+    let mut plain = Vec::with_capacity(words.len());
+    let mut words = words.into_iter();
+    while let Some(word) = words.next() {
+        plain.push(match word {
+            "struct" => {
+                words.next();
+                "an object"
+            }
+            "f32" | "f64" => "a number",
+            "u32" | "u64" | "usize" => "a whole number that is not negative",
+            word => word,
+        });
+    }
+    plain.join(" ")
+}
+
 fn setting(raw: Option<&RawValue>, name: &str) -> Result<Setting<String>, ApiError> {
     Ok(match raw {
         None => Setting::Absent,
@@ -474,7 +496,7 @@ pub(crate) fn field<'a, T: Deserialize<'a>>(
     }
     serde_json::from_str(raw.get()).map(Some).map_err(|error| {
         let error = error.to_string();
-        let what = error.split(" at line").next().unwrap_or_default();
+        let what = plain(error.split(" at line").next().unwrap_or_default());
         ApiError::invalid("invalid_type", format!("{name} has the wrong type: {what}")).at(name)
     })
 }

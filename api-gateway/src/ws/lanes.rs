@@ -57,6 +57,8 @@ pub(super) struct Running {
     /// The responses that ended last.
     ended: Mutex<VecDeque<String>>,
     n_waiting: AtomicUsize,
+    /// The next response is stopped when it begins.
+    next: Mutex<Option<Partial>>,
 }
 
 impl Running {
@@ -76,6 +78,9 @@ impl Running {
 
     fn add(&self, id: &str) -> Stop {
         let stop = Stop::default();
+        if let Some(partial) = self.next.lock().unwrap_or_else(PoisonError::into_inner).take() {
+            stop.stop(partial);
+        }
         self.by_id.lock().unwrap_or_else(PoisonError::into_inner).insert(id.to_owned(), stop.clone());
         stop
     }
@@ -104,6 +109,11 @@ impl Running {
                 Ok(())
             }
             None if id.is_some_and(|id| self.has_ended(id)) => Ok(()),
+            // It was asked for, and has no id yet.
+            None if id.is_none() && running.is_empty() && self.n_waiting.load(Ordering::Relaxed) > 0 => {
+                *self.next.lock().unwrap_or_else(PoisonError::into_inner) = Some(partial);
+                Ok(())
+            }
             None => {
                 let message = "no such response is running on this connection";
                 Err(ApiError::invalid("response_not_found", message).at("response_id"))

@@ -113,6 +113,11 @@ impl CallFinder {
             State::Text | State::Bare { .. } => self.text_up_to(self.pending.len(), pieces),
             State::Reasoning => push_reasoning(std::mem::take(&mut self.pending), pieces),
             State::Header if self.marked => {
+                if let Some(name) = self.only_tool_that_fits() {
+                    pieces.push(Piece::Call(name));
+                    pieces.push(Piece::End { whole: false });
+                    return;
+                }
                 // An opened call without a name: nothing is dropped silently.
                 let text = format!("{}{}", self.format.open.text, self.pending);
                 pieces.push(Piece::Text(text));
@@ -125,6 +130,19 @@ impl CallFinder {
             }
             State::Tail => {}
         }
+    }
+
+    /// The name of the tool that the header so far must become, if there is but one.
+    fn only_tool_that_fits(&self) -> Option<String> {
+        let plain: String = self.pending.chars().filter(|c| !c.is_whitespace()).collect();
+        let fits = |tool: &&Tool| {
+            let name: String = tool.name.chars().filter(|c| !c.is_whitespace()).collect();
+            let whole = format!("{{\"name\":\"{name}\"");
+            whole.starts_with(&plain) || plain.starts_with(&whole)
+        };
+        let mut fitting = self.tools.iter().filter(fits);
+        let only = fitting.next()?.name.clone();
+        fitting.next().is_none().then_some(only)
     }
 
     /// Whether the output is within reasoning.
