@@ -1,10 +1,12 @@
 //! A turn's events in their order: numbers them, repeats the heartbeat, and waits for slow readers only so long.
 
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use model::calls::Piece;
 use tokio::sync::mpsc;
+use tokio::time::Sleep;
 
 use crate::background::EventLog;
 use crate::error::ApiError;
@@ -36,6 +38,8 @@ pub(crate) struct Emitter<'a> {
     model: &'a str,
     seal: &'a Seal,
     heartbeat: Duration,
+    /// Goes off when the next heartbeat may be due.
+    beat: Pin<Box<Sleep>>,
     /// When the last event went out.
     last_sent: tokio::time::Instant,
     patience: Duration,
@@ -77,6 +81,7 @@ impl<'a> Emitter<'a> {
             model: &gateway.text().name,
             seal: gateway.seal(),
             heartbeat: config.heartbeat,
+            beat: Box::pin(tokio::time::sleep(config.heartbeat)),
             last_sent: tokio::time::Instant::now(),
             patience: config.slow_reader,
             sink,
@@ -139,8 +144,14 @@ impl<'a> Emitter<'a> {
                 self.response_event("response.in_progress", &response).await?;
                 continue;
             }
-            if let Ok(done) = tokio::time::timeout_at(silent_until, &mut work).await {
-                return Ok(done);
+            tokio::select! {
+                biased;
+                done = &mut work => return Ok(done),
+                // It is set anew only when it has gone off: most work is done long before.
+                () = &mut self.beat => {
+                    let next = if self.begun { silent_until } else { tokio::time::Instant::now() + self.heartbeat };
+                    self.beat.as_mut().reset(next);
+                }
             }
         }
     }
@@ -324,7 +335,11 @@ impl<'a> Emitter<'a> {
             EventSink::Log(log) => return log.push(make(self)),
             EventSink::Discard => return Ok(()),
         };
-        match sender.send_timeout(make(self).on_lane(lane), self.patience).await {
+        let event = match sender.try_send(make(self).on_lane(lane)) {
+            Ok(()) => return Ok(()),
+            Err(mpsc::error::TrySendError::Full(event) | mpsc::error::TrySendError::Closed(event)) => event,
+        };
+        match sender.send_timeout(event, self.patience).await {
             Ok(()) => Ok(()),
             Err(mpsc::error::SendTimeoutError::Timeout(_)) => {
                 Err(ApiError::client_gone("the client reads too slowly: the turn was cancelled"))

@@ -328,11 +328,13 @@ impl<'a> Run<'a> {
     }
 
     async fn read(&mut self, running: &mut Running, emitter: &mut Emitter<'_>) -> Result<Finish, Failure> {
+        let stop = self.stop;
+        let mut stopped = std::pin::pin!(stop.stopped());
         loop {
             // Only here may a cancel strike: between events, never within one.
             let message = tokio::select! {
                 message = emitter.waiting(running.stream.message()) => message.map_err(Failure::Client)?,
-                () = self.stop.stopped() => return Ok(Finish::Interrupted),
+                () = &mut stopped => return Ok(Finish::Interrupted),
             };
             let lost = |status| Failure::Worker { status, worker: Some(running.worker.clone()) };
             let event = message.map_err(lost)?.and_then(|message| message.event);

@@ -76,6 +76,12 @@ impl Running {
         self.n_waiting.fetch_sub(1, Ordering::Relaxed);
     }
 
+    /// What waited is refused: there is nothing to stop when it begins.
+    fn refused(&self) {
+        self.waited();
+        self.next.lock().unwrap_or_else(PoisonError::into_inner).take();
+    }
+
     fn add(&self, id: &str) -> Stop {
         let stop = Stop::default();
         if let Some(partial) = self.next.lock().unwrap_or_else(PoisonError::into_inner).take() {
@@ -200,7 +206,7 @@ impl<'a> Lanes<'a> {
             let message =
                 format!("this connection has {limit} lanes already: use one of them, or another connection");
             let error = ApiError::invalid("websocket_stream_limit_reached", message).at("stream_id");
-            self.running.waited();
+            self.running.refused();
             return self.refuse(&error, &lane).await;
         }
         self.lanes.entry(lane.clone()).or_default().queue.push_back(queued);
@@ -229,7 +235,7 @@ impl<'a> Lanes<'a> {
                     return Ok(());
                 }
                 Some(Queued::Refused { parent, error, .. }) => {
-                    self.running.waited();
+                    self.running.refused();
                     self.evict(&lane, parent.as_deref());
                     self.refuse(&error, &lane).await?;
                 }
@@ -247,8 +253,8 @@ impl<'a> Lanes<'a> {
         let (gateway, running, turns) = (self.gateway, self.running, self.turns);
         let tenant = Arc::clone(&self.tenant);
         let events = EventSink::Stream(self.events.clone(), lane.clone());
+        let stop = running.add(&response_id);
         let turn = async move {
-            let stop = running.add(&response_id);
             let origin = Origin { tenant, response_id: response_id.clone(), latest };
             let result = match turns.try_acquire() {
                 Ok(_place) => run_turn(gateway, create, origin, events, &stop).await,
