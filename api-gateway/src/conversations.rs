@@ -4,7 +4,7 @@
 //! continuation: the response that the items have led to is its parent. Where responses outlive the process,
 //! conversations do: what is in memory is what was used last.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
@@ -16,6 +16,7 @@ use tokio_util::task::TaskTracker;
 use crate::emit::{new_id, unix_now};
 use crate::error::ApiError;
 use crate::history;
+use crate::recent::Recent;
 use crate::store::{Store, Stored};
 
 /// A conversation that was asked for within so many seconds is not let go.
@@ -168,21 +169,13 @@ struct Inner {
     /// Bytes of the items in memory.
     n_bytes: AtomicUsize,
     /// The ids of those deleted last: what was read before must not come back after.
-    deleted: Mutex<VecDeque<String>>,
+    deleted: Mutex<Recent<MAX_DELETED>>,
     tasks: TaskTracker,
 }
 
 impl Inner {
-    fn deleted(&self) -> std::sync::MutexGuard<'_, VecDeque<String>> {
+    fn deleted(&self) -> std::sync::MutexGuard<'_, Recent<MAX_DELETED>> {
         self.deleted.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn remember_deleted(&self, id: &str) {
-        let mut deleted = self.deleted();
-        if deleted.len() == MAX_DELETED {
-            deleted.pop_front();
-        }
-        deleted.push_back(id.to_owned());
     }
 }
 
@@ -264,7 +257,7 @@ impl Conversations {
             let conversation = Arc::new(Conversation::new(id.to_owned(), Arc::clone(tenant), kept));
             // Another request may have brought it meanwhile: there is only one of it.
             let deleted = self.inner.deleted();
-            if !deleted.iter().any(|deleted| deleted == id)
+            if !deleted.has(id)
                 && let Entry::Vacant(place) = self.inner.by_id.entry(id.to_owned())
             {
                 self.inner.n_bytes.fetch_add(conversation.n_bytes(), Ordering::Relaxed);
@@ -369,7 +362,7 @@ impl Conversations {
             let _changing = conversation.changing.lock().await;
             all.inner.store.converse(&conversation.id, Change::Delete).await?;
             conversation.state().is_deleted = true;
-            all.inner.remember_deleted(&conversation.id);
+            all.inner.deleted().add(&conversation.id);
             if all.inner.by_id.remove(&conversation.id).is_some() {
                 all.inner.n_bytes.fetch_sub(conversation.n_bytes(), Ordering::Relaxed);
             }

@@ -15,6 +15,7 @@ mod http;
 pub mod metrics;
 mod output;
 mod prepare;
+mod recent;
 mod seal;
 mod state;
 mod store;

@@ -22,7 +22,7 @@ use crate::metrics as names;
 use crate::state::Gateway;
 use crate::store::{Base, Stored};
 use crate::turn::Origin;
-use crate::wire::{Create, InputItem, InputKind, Tools};
+use crate::wire::{Create, Tools, ask_for_summary};
 
 use basis::truncates;
 pub(crate) use basis::{Basis, all_entries, count_tokens, find_basis, recall};
@@ -79,7 +79,7 @@ pub(crate) fn prepare(
     basis: Basis,
 ) -> Result<Prepared, ApiError> {
     let reply = if create.generate { Reply::Expected } else { Reply::None };
-    let compacts = matches!(basis.new.last(), Some(InputItem { kind: InputKind::CompactionTrigger, .. }));
+    let compacts = ask_for_summary(&basis.new);
     let is_free = compacts || !create.generate;
     let constraint = if is_free { None } else { constraint(gateway, create, &basis.tools)? };
     let truncates = truncates(create, &basis.new);

@@ -11,7 +11,7 @@ mod tools;
 
 pub(crate) use echo::with_id;
 pub(crate) use event::{At, Event, error_frame, steer_failed, terminal_kind};
-pub(crate) use input::{InputItem, InputKind, parse_at as parse_items};
+pub(crate) use input::{InputItem, InputKind, ask_for_summary, parse_at as parse_items};
 pub(crate) use item::{Body, Logprob, OutputItem, Shown};
 pub(crate) use replay::events_of;
 pub(crate) use request::{

@@ -1,19 +1,13 @@
 //! Workers die in the middle of a turn; the client gets the same answer, a little later.
 
-use std::pin::Pin;
-
 use anyhow::{Context, ensure};
-use futures::Stream;
-use proto::v1;
-use proto::v1::generate_event::Event;
 use serde_json::{Value, json};
-use tokio_stream::StreamExt;
-use tonic::{Request, Response, Status};
 
 use crate::client::{Chat, Turn, create, with};
 use crate::cluster::{Cluster, Spec, until};
 use crate::failures::Watched;
 use crate::plain::TEXT;
+use crate::scripted::{Says, Script};
 
 const FIRST: &str =
     "Hello! Please remember the word lighthouse, and tell me something nice about it in a few words.";
@@ -135,71 +129,20 @@ async fn the_only_decode_worker_restarts_in_mid_turn() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A decode worker that says all it was asked for and dies before it says that this was all.
-struct LastWordless {
-    info: v1::WorkerInfo,
-    says: Vec<u32>,
-}
-
-type Events<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
-
-#[tonic::async_trait]
-impl v1::worker_server::Worker for LastWordless {
-    type WatchStream = Events<v1::WorkerEvent>;
-
-    async fn describe(&self, _: Request<v1::DescribeRequest>) -> Result<Response<v1::WorkerInfo>, Status> {
-        Ok(Response::new(self.info.clone()))
-    }
-
-    async fn watch(&self, _: Request<v1::WatchRequest>) -> Result<Response<Self::WatchStream>, Status> {
-        let snapshot = v1::Snapshot { info: Some(self.info.clone()), last: true, ..Default::default() };
-        let event = v1::WorkerEvent { number: 1, event: Some(v1::worker_event::Event::Snapshot(snapshot)) };
-        Ok(Response::new(Box::pin(tokio_stream::once(Ok(event)).chain(tokio_stream::pending()))))
-    }
-}
-
-#[tonic::async_trait]
-impl v1::decode_server::Decode for LastWordless {
-    type GenerateStream = Events<v1::GenerateEvent>;
-
-    async fn generate(
-        &self,
-        request: Request<v1::GenerateRequest>,
-    ) -> Result<Response<Self::GenerateStream>, Status> {
-        let limit = request.into_inner().max_output_tokens as usize;
-        let ids = self.says.iter().copied().take(limit).collect();
-        let started =
-            Event::Started(v1::Started { decode_worker: self.info.id.clone(), ..Default::default() });
-        let event = |event| Ok(v1::GenerateEvent { event: Some(event) });
-        let events = [
-            event(started),
-            event(Event::Tokens(v1::Tokens { ids, ..Default::default() })),
-            Err(Status::unavailable("died before its last word")),
-        ];
-        Ok(Response::new(Box::pin(tokio_stream::iter(events))))
-    }
-}
-
 #[tokio::test]
 async fn a_worker_that_dies_after_the_last_token_owes_nothing() -> anyhow::Result<()> {
-    let end = TEXT.tokenizer.end_of_turn_ids()[0];
-    let mut says = TEXT.tokenizer.encode_ordinary("All is well.");
-    let n_words = says.len();
-    says.push(end);
-    let mut cluster = Cluster::start_with(Spec::aggregated(0), |info| {
-        let (decode, worker) =
-            (LastWordless { info: info.clone(), says: says.clone() }, LastWordless { info, says });
-        let routes = tonic::service::Routes::new(v1::decode_server::DecodeServer::new(decode));
-        routes.add_service(v1::worker_server::WorkerServer::new(worker))
-    })
-    .await?;
+    const SAYS: &str = "All is well.";
+    let n_words = TEXT.tokenizer.encode_ordinary(SAYS).len();
+    let script = Script::default();
+    let mut cluster = script.cluster(Spec::aggregated(0)).await?;
     cluster.forgive_warnings();
     let mut chat = Chat::open(cluster.address()).await?;
     for (limit, terminal, n_output) in
         [(100, "response.completed", n_words + 1), (n_words, "response.incomplete", n_words)]
     {
+        script.say([Says::Text(SAYS), Says::Text("<|im_end|>"), Says::Death]);
         let turn = chat.socket.turn(&with(create("Hello"), json!({"max_output_tokens": limit}))).await?;
-        assert_eq!((turn.end(), turn.text()), (terminal, "All is well."), "{}", turn.last());
+        assert_eq!((turn.end(), turn.text()), (terminal, SAYS), "{}", turn.last());
         assert_eq!(turn.output_ids().len(), n_output);
         check_seamless(&turn);
     }

@@ -28,6 +28,8 @@ pub(crate) enum Says {
     Pause(Duration),
     /// Nothing more, as long as anybody listens.
     Silence,
+    /// The worker is gone, without a last word.
+    Death,
 }
 
 /// What the worker is to say, and has heard.
@@ -153,6 +155,10 @@ async fn say(
             }
             Says::Pause(pause) => tokio::time::sleep(pause).await,
             Says::Silence => return events.closed().await,
+            Says::Death => {
+                let _ = events.send(Err(Status::unavailable("died before its last word"))).await;
+                return;
+            }
         }
     }
     let reason = if n_said < limit {

@@ -18,7 +18,7 @@ use crate::metrics as names;
 use crate::state::Gateway;
 use crate::store::Stored;
 use crate::turn::Origin;
-use crate::wire::{Create, InputItem, InputKind, Setting, ToolSource, Tools};
+use crate::wire::{Create, InputItem, InputKind, Setting, ToolSource, Tools, ask_for_summary};
 
 /// What a turn continues and takes over, before anything is rendered.
 #[derive(Debug)]
@@ -75,8 +75,7 @@ pub(crate) fn find_basis(gateway: &Gateway, create: &Create, origin: &Origin) ->
     let says = |item: &InputItem| {
         !item.is_instruction() && !matches!(item.kind, InputKind::CompactionTrigger | InputKind::Silent)
     };
-    let asks = matches!(new.last(), Some(InputItem { kind: InputKind::CompactionTrigger, .. }));
-    if asks && parent.is_none() && !new.iter().any(says) {
+    if ask_for_summary(&new) && parent.is_none() && !new.iter().any(says) {
         let message = "there is nothing to be summed up: send what was said as input";
         return Err(ApiError::invalid("missing_required_parameter", message).at("input"));
     }
@@ -339,7 +338,7 @@ fn check_size(gateway: &Gateway, create: &Create, new: &[InputItem]) -> Result<(
 /// Whether the oldest items may be left out: when the client says so, and where a summary is asked for, which is wanted
 /// most when there is no room.
 pub(super) fn truncates(create: &Create, new: &[InputItem]) -> bool {
-    create.truncates || matches!(new.last(), Some(InputItem { kind: InputKind::CompactionTrigger, .. }))
+    create.truncates || ask_for_summary(new)
 }
 
 fn find_parent(gateway: &Gateway, create: &Create, origin: &Origin) -> Result<Option<Arc<Stored>>, ApiError> {

@@ -14,7 +14,7 @@ use crate::state::Gateway;
 use crate::store::Stored;
 use crate::thought::Thought;
 use crate::turn::Origin;
-use crate::wire::{Create, InputItem, InputKind};
+use crate::wire::{Create, InputItem, InputKind, ask_for_summary};
 
 /// Items of a request.
 #[derive(Debug)]
@@ -146,7 +146,7 @@ fn opened(
         })?;
         *summary = open.text;
         // One that was asked for with an item stands for what stands before that item.
-        let was_asked_for = matches!(new.last(), Some(InputItem { kind: InputKind::CompactionTrigger, .. }));
+        let was_asked_for = ask_for_summary(&new);
         let Some(Kept { instructions, latest }) = open.kept else {
             if was_asked_for {
                 *parent = None;

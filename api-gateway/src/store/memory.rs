@@ -9,6 +9,7 @@ use dashmap::DashMap;
 
 use super::{StoreLimits, Stored};
 use crate::history::ContentHash;
+use crate::recent::Recent;
 
 /// Deletions that are remembered, so that what was just being read from disk does not come back.
 const MAX_DELETED: usize = 4096;
@@ -25,7 +26,7 @@ struct Order {
     /// Oldest first, with the tokens of its own.
     queue: VecDeque<(Kept, usize)>,
     n_tokens: usize,
-    deleted: VecDeque<String>,
+    deleted: Recent<MAX_DELETED>,
 }
 
 /// The responses of one gateway that are in memory.
@@ -74,10 +75,7 @@ impl Memory {
     /// Forgets a response of `tenant`, if there is one.
     pub(super) fn delete(&self, id: &str, tenant: &str) -> bool {
         let mut order = self.order();
-        if order.deleted.len() == MAX_DELETED {
-            order.deleted.pop_front();
-        }
-        order.deleted.push_back(id.to_owned());
+        order.deleted.add(id);
         drop(order);
         let removed = self.by_id.remove_if(id, |_, kept| *kept.stored.tenant == *tenant);
         removed.is_some_and(|(_, kept)| {
@@ -88,7 +86,7 @@ impl Memory {
 
     /// Whether the response was deleted a short while ago.
     pub(super) fn is_deleted(&self, id: &str) -> bool {
-        self.order().deleted.iter().any(|deleted| deleted == id)
+        self.order().deleted.has(id)
     }
 
     /// Keeps a response for `life`; `n_tokens` is what it costs. Only those with a response object can be found by
@@ -101,7 +99,7 @@ impl Memory {
     /// Keeps a response that was read from disk, unless it has been deleted since.
     pub(super) fn put_again(&self, stored: Arc<Stored>, n_tokens: usize, life: Duration) -> bool {
         let mut order = self.order();
-        let lives = !order.deleted.contains(&stored.id);
+        let lives = !order.deleted.has(&stored.id);
         if lives {
             self.insert(&mut order, stored, n_tokens, life);
         }

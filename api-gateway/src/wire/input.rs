@@ -87,6 +87,11 @@ struct WirePart {
     filename: Option<String>,
 }
 
+/// Whether what comes next is to be a summary of the items.
+pub(crate) fn ask_for_summary(items: &[InputItem]) -> bool {
+    matches!(items.last(), Some(InputItem { kind: InputKind::CompactionTrigger, .. }))
+}
+
 /// Parses `input`; absent or null is no item.
 pub(crate) fn parse(raw: Option<&RawValue>) -> Result<Vec<InputItem>, ApiError> {
     parse_at(raw, "input")

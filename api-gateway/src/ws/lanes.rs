@@ -17,6 +17,7 @@ use tokio_util::sync::CancellationToken;
 use crate::emit::{EventSink, new_id};
 use crate::error::ApiError;
 use crate::http::all_turns_taken;
+use crate::recent::Recent;
 use crate::state::Gateway;
 use crate::store::Stored;
 use crate::turn::{Ended, Origin, Partial, Stop, run_turn};
@@ -55,7 +56,7 @@ impl Queued {
 pub(super) struct Running {
     by_id: Mutex<HashMap<String, Stop>>,
     /// The responses that ended last.
-    ended: Mutex<VecDeque<String>>,
+    ended: Mutex<Recent<MAX_ENDED>>,
     n_waiting: AtomicUsize,
     /// The next response is stopped when it begins.
     next: Mutex<Option<Partial>>,
@@ -93,11 +94,7 @@ impl Running {
 
     fn remove(&self, id: &str) {
         self.by_id.lock().unwrap_or_else(PoisonError::into_inner).remove(id);
-        let mut ended = self.ended.lock().unwrap_or_else(PoisonError::into_inner);
-        if ended.len() == MAX_ENDED {
-            ended.pop_front();
-        }
-        ended.push_back(id.to_owned());
+        self.ended.lock().unwrap_or_else(PoisonError::into_inner).add(id);
     }
 
     /// Stops the running response with this id; without an id the only one. One that has ended meanwhile needs no
@@ -130,7 +127,7 @@ impl Running {
 
 impl Running {
     fn has_ended(&self, id: &str) -> bool {
-        self.ended.lock().unwrap_or_else(PoisonError::into_inner).iter().any(|ended| ended == id)
+        self.ended.lock().unwrap_or_else(PoisonError::into_inner).has(id)
     }
 }
 
